@@ -98,6 +98,14 @@ class ShardSample:
             raise SampleError(f"{self.where} has no field '{name}'; {there}.{nearest(name, self.fields)}")
         return self.fields[name]
 
+    def named(self, name: str) -> str | None:
+        """Return the value of the field `name` in a sample's json member as text; None if it is null. Raises
+        SampleError when there is no such field, or when its value is no valid Unicode."""
+        value = self.field(name)
+        if SURROGATE.search(str(value)):
+            raise SampleError(f"{self.where}: its field '{name}' has half a surrogate pair: it is no Unicode.")
+        return None if value is None else str(value)
+
     def relevance(self, name: str | None) -> float | None:
         """Return the weight of a sample as a positive pair, the number in (0, 1] in its json field `name`; None if
         `name` is None. Raises SampleError when the field has no such number."""
@@ -111,12 +119,17 @@ class ShardSample:
         member, else the name of a json field. If the cls or txt member is missing, the json field `class`, `label` or
         `fine_label` is taken, which tables and folders of classes have.
 
-        Raises SampleError when the field or member is missing, or when the cls member holds no number.
+        Raises SampleError when the field or member is missing, when the field is null or no valid Unicode, or when the
+        cls member holds no number.
         """
         if name in ("cls", "txt") and name not in self.members:
             name = next((field for field in CLASS_FIELDS if field in self.fields), name)
-        if name != "cls":
-            return self.text("txt").strip() if name == "txt" else str(self.field(name))
+        if name not in ("cls", "txt"):
+            if (label := self.named(name)) is None:
+                raise SampleError(f"{self.where}: its field '{name}' is null, no class.")
+            return label
+        if name == "txt":
+            return self.text("txt").strip()
         text = self.text("cls").strip()
         if not re.fullmatch(r"\d{1,9}", text):
             raise SampleError(f"{self.where}: its cls member is {text!r:.80}, no class number.")

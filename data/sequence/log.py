@@ -12,7 +12,7 @@ import os
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime
 from typing import Any
 
 import numpy as np
@@ -137,15 +137,14 @@ def _id(value: Any, column: str) -> str:
 
 
 def _time(value: Any, column: str) -> float:
-    """Return the time in a cell: a number unchanged, or an ISO 8601 time or datetime as seconds since 1970 (UTC if no
-    time zone is given). Raises BadRow for any other value."""
+    """Return the time in a cell: a number unchanged, or an ISO 8601 time, a datetime or a date (its midnight) as
+    seconds since 1970 (UTC if no time zone is given). Raises BadRow for any other value."""
     try:
-        if isinstance(value, datetime):
-            found = value
-        elif isinstance(value, str) and not _is_number(value):
-            found = datetime.fromisoformat(value)
+        text = value.isoformat() if isinstance(value, date) else value  # a datetime is a date too
+        if isinstance(text, str) and not _is_number(text):
+            found = datetime.fromisoformat(text)
         else:
-            number = float(value)
+            number = float(text)
             if not math.isfinite(number):
                 raise ValueError
             return number

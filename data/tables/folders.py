@@ -20,6 +20,8 @@ ALWAYS = (".csv", *COLUMNAR)  # suffixes that are always tables; files of other 
 METADATA = tuple(f"metadata{suffix}" for suffix in (".csv", ".jsonl", ".parquet"))  # in a Hugging Face imagefolder
 JUDGED = ("queries.jsonl", "qrels", "collection.tsv")  # entries by which a BEIR or MS MARCO folder is recognised
 SPLIT = re.compile(r"(.+?)-\d{5}-of-\d{5}(-\w+)?\.\w+")  # shards of one split, as `datasets` names them
+SPLITS = ("train", "val", "valid", "validation", "dev", "test")  # names of files and folders that are splits
+KEPT = re.compile(r"\.|cache-.*\.arrow")  # hidden files, and those that `datasets` writes for map, filter and shuffle
 
 
 def tables_of(path: str, columns: Sequence[str]) -> list[Table]:
@@ -57,29 +59,40 @@ def _files_of(folder: str) -> list[str]:
     if metadata := [os.path.join(folder, name) for name in METADATA if name in names]:
         return metadata[:1]
     for inner in (folder, os.path.join(folder, "data")):
-        beside = sorted(os.listdir(inner)) if os.path.isdir(inner) else []
+        beside = sorted(name for name in os.listdir(inner) if not KEPT.match(name)) if os.path.isdir(inner) else []
         if found := [os.path.join(inner, name) for name in beside if name.endswith(COLUMNAR)]:
-            return _one_split(found)
+            return _one_split(folder, found)
     if not any(map(_is_image, names)):
         if any(name.endswith((".jsonl", ".json", ".tsv")) for name in names):
             return []
         if found := [os.path.join(folder, name) for name in names if name.endswith(".csv")]:
-            return found
-    return [folder] if any(_is_image(path.name) for path in _walk(folder)) else []
+            return _one_split(folder, found)
+    return [folder] if any(_is_image(path.name) or path.is_dir() for path in _walk(folder)) else []
 
 
 def _hub_files(url: str) -> list[str]:
     """Return the URLs of all Parquet files of a data set on the Hugging Face hub. Errors as of `tables_of`."""
-    return _one_split(list_remote(f"{url.rstrip('/')}/**/*.parquet"))
+    return _one_split(url, list_remote(f"{url.rstrip('/')}/**/*.parquet"))
 
 
-def _one_split(files: list[str]) -> list[str]:
-    """Return `files`; raise ConfigError when their names are those of several splits."""
-    splits = {file[: file.rindex("/") + 1] + m[1] for file in files if (m := SPLIT.fullmatch(shard_name(file)))}
+def _one_split(source: str, files: list[str]) -> list[str]:
+    """Return `files`, those of a folder or data set; raise ConfigError when their names are those of several splits."""
+    splits = sorted({split for file in files if (split := _split(file))})
     if len(splits) > 1:
-        named = [f"'{split}-*{os.path.splitext(files[0])[1]}'" for split in sorted(splits)]
-        raise ConfigError(f"{os.path.dirname(files[0])} has several splits. Write one of {', '.join(named)}")
+        raise ConfigError(f"{source} has several splits. Write one of {', '.join(map(repr, splits))}")
     return files
+
+
+def _split(file: str) -> str | None:
+    """Return a glob of the files of the split that a file belongs to, by its name or else by the name of its folder;
+    None if these name no split."""
+    folder, name = os.path.split(file)
+    stem, suffix = os.path.splitext(name)
+    if shard := SPLIT.fullmatch(name):
+        return f"{folder}/{shard[1]}-*{suffix}"
+    if stem in SPLITS:
+        return file
+    return f"{folder}/*{suffix}" if os.path.basename(folder) in SPLITS else None
 
 
 def _is_image(name: str) -> bool:
@@ -99,7 +112,11 @@ def _image_folder(folder: str) -> Table:
     root = Path(folder)
     flat = any(path.parent == root for path in _files(root) if _is_image(path.name))
     columns = ["image", TEXT_FILES, *([] if flat else ["class"])]
-    return Table(folder, columns, partial(_rows, root, columns), folder, lambda: map(str, _files(root)))
+
+    def files() -> Iterator[str]:  # the folder in place of a missing file, which cannot be measured
+        yield from (str(path if path.exists() else path.parent) for path in _files(root))
+
+    return Table(folder, columns, partial(_rows, root, columns), folder, files)
 
 
 def suffixes_in(folder: str) -> Counter[str]:
@@ -108,41 +125,48 @@ def suffixes_in(folder: str) -> Counter[str]:
 
 
 def _walk(folder: str | Path) -> Iterator[Path]:
-    """Yield the files in a folder and all folders below. Raises OSError for a folder that cannot be listed, because its
-    files would otherwise be left out silently."""
+    """Yield the files, and the links to folders, in a folder and all folders below that are not hidden. Raises OSError
+    for a folder that cannot be listed, because its files would otherwise be left out silently."""
 
     def refuse(error: OSError) -> None:
         raise error
 
-    for inner, _, names in os.walk(folder, onerror=refuse):
-        yield from (Path(inner, name) for name in names)
+    for inner, folders, names in os.walk(folder, onerror=refuse):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        links = [name for name in folders if os.path.islink(os.path.join(inner, name))]
+        yield from (Path(inner, name) for name in (*names, *links))
 
 
 def _files(folder: Path) -> list[Path]:
-    """Return the images and .txt files in a folder and all folders below, sorted, without hidden files."""
-    wanted = (path for path in _walk(folder) if _is_image(path.name) or path.suffix.lower() == ".txt")
-    return sorted(path for path in wanted if not path.name.startswith(".") and path.is_file())
+    """Return the images, .txt files and links to folders in a folder and all folders below, sorted, without hidden
+    ones. A link to a missing image is one of them, so that the image is not left out silently."""
+    seen = (path for path in _walk(folder) if not path.name.startswith("."))
+    return sorted(path for path in seen if _suffix(path.name) in (*IMAGES, "txt") or path.is_dir())
 
 
 def _rows(folder: Path, columns: Sequence[str]) -> TableRows:
     """Yield a row (name, fields) for each image in the folder, with the text of the .txt file of the same stem. The
-    fields are replaced by a BadRow (an error object) if they cannot be used, and for each .txt file without an image.
+    fields are replaced by a BadRow (an error object) if they cannot be used, for each link to a folder and, in a folder
+    where an image has a text, for each .txt file without an image: elsewhere texts are no captions.
 
     Stems are compared in Unicode's NFC form, because some systems write é as one character, others as two.
     """
     files = _files(folder)
-    texts = {_stem(file): file for file in files if not _is_image(file.name)}
+    texts = {_stem(file): file for file in files if _suffix(file.name) == "txt"}
     stems = {_stem(file) for file in files if _is_image(file.name)}
+    captioned = not stems.isdisjoint(texts)
     for file in files:
         name = str(file.relative_to(folder))
-        if _is_image(file.name):
+        if file.is_dir():
+            yield name, BadRow("link to a folder", f"{file} is not followed; copy what it leads to (cp -rL)")
+        elif _is_image(file.name):
             try:
                 refuse_link(file, folder)
                 fields = {"image": name, TEXT_FILES: _text(texts.get(_stem(file)), folder), "class": file.parent.name}
                 yield name, {column: fields[column] for column in columns}
             except BadRow as bad:
                 yield name, bad
-        elif _stem(file) not in stems:
+        elif _stem(file) not in stems and captioned:
             yield name, BadRow("no image beside the text")
 
 
@@ -151,9 +175,9 @@ def _stem(file: Path) -> str:
 
 
 def refuse_link(file: Path, folder: Path) -> None:
-    """Raise BadRow if `file` is a symbolic link that leads out of the folder. Packed shards are shared with others, so
+    """Raise BadRow if `file` is a symbolic link to a file outside the folder. Packed shards are shared with others, so
     no file from outside the folder may get into a shard."""
-    if not leads_inside(file, folder):
+    if os.path.exists(file) and not leads_inside(file, folder):
         raise BadRow("link out of the folder", f"{file}; copy what it leads to (cp -L)")
 
 

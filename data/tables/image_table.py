@@ -5,6 +5,7 @@ import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unicodedata import normalize
@@ -95,7 +96,8 @@ class ImageTable:
         captions, with blank lines between them, and a json with the other columns, if there are any.
 
         Raises `fields` if it is a BadRow. Raises BadRow when the image is missing or too large or its header is
-        damaged, when a caption is no text, or is missing with options.captioned, and when a member is too long.
+        damaged, when a caption is no text, or is missing or blank with options.captioned, and when a member is too
+        long.
         """
         if isinstance(fields, BadRow):
             raise fields
@@ -142,8 +144,9 @@ class ImageTable:
 
     def _captions(self, fields: Fields) -> list[str]:
         """Return the captions of a row from its caption column, which holds a text or a list of texts. Line breaks
-        become blanks. A text in the column txt is instead split into captions, which may have several lines. Raises
-        BadRow for a blank caption, for one that is no text, and for none with options.captioned."""
+        become blanks. A text in the column txt is instead split into captions, which may have several lines. With a
+        blank caption a row has none. Raises BadRow for a caption that is no text, for none with options.captioned, and
+        for a blank one with options.captioned or options.template."""
         value = None if self.caption is None else fields.get(self.caption)
         texts = value if isinstance(value, list) else [value]
         if value is None or not texts:
@@ -155,9 +158,12 @@ class ImageTable:
         lines = [" ".join(str(text).split()) for text in texts]
         if self.caption == TEXT_FILES and isinstance(value, str):
             lines = captions_in(value, self.options.caption_per)
+        template = self.options.template
         if not lines or not all(lines):
-            raise BadRow("empty caption")
-        if (template := self.options.template) is not None:
+            if self.options.captioned or template is not None:
+                raise BadRow("empty caption")
+            return []
+        if template is not None:
             lines = [template.replace("{}", line.replace("_", " ")) for line in lines]
         try:
             "".join(lines).encode()
@@ -217,10 +223,14 @@ def content(path: Path, limit: int) -> bytes:
 
 
 def json_bytes(fields: Mapping[str, Any]) -> bytes:
-    """Encode the fields of a row as JSON. Raises BadRow when JSON cannot hold the fields, or when the result has more
-    bytes than readers of shards accept."""
+    """Encode the fields of a row as JSON. Numbers that JSON cannot hold (NaN, infinity) become null. Raises BadRow when
+    it cannot hold another field, or when the result has more bytes than readers of shards accept."""
+    dumps = partial(json.dumps, ensure_ascii=False, default=str)
     try:
-        return checked_size("json", json.dumps(fields, ensure_ascii=False, allow_nan=False, default=str).encode())
+        text = dumps(fields)
+        if "NaN" in text or "Infinity" in text:  # perhaps inside a text, which stays
+            text = dumps(json.loads(text, parse_constant=lambda name: None))
+        return checked_size("json", text.encode())
     except ValueError as error:
         raise BadRow("a field JSON cannot hold", str(error)) from None
 

@@ -23,6 +23,7 @@ SEPARATORS = "\t,;|"
 HEAD = 20  # number of first rows by which the content of a table is recognised
 TRIPLES = ("query_id", "query_text", "positive_document_ids", "negative_document_ids")  # columns of triples of ids
 MOST_OF_COCO = 1 << 26  # most commas and opening brackets of a .json file: a million captions have some millions
+SOUGHT = 100  # images of COCO that are looked for to find their folder: some may not be downloaded
 BATCH = 256  # rows of Parquet that are held at a time: each may have an image
 UNFOLDED = 1 << 29  # bytes of rows that are held as Python objects at a time
 
@@ -198,7 +199,7 @@ def _columnar(path: str) -> Opened:
     def rows() -> TableRows:
         number = 0
         try:
-            batches = islice(_batches(path), 1, None)
+            batches = map(_in_microseconds, islice(_batches(path), 1, None))
             for number, fields in enumerate(chain.from_iterable(map(_unfolded, batches)), start=1):
                 for name, names in labels.items():
                     if isinstance(value := fields[name], int) and 0 <= value < len(names):
@@ -231,6 +232,20 @@ def _batches(path: str) -> Iterator[Any]:
         for batch in map(reader.get_batch, range(reader.num_record_batches)) if is_file else reader:
             batch.validate(full=True)  # offsets in an untrusted file could lead out of it
             yield from (batch.slice(start, BATCH) for start in range(0, len(batch), BATCH))
+
+
+def _in_microseconds(batch: Any) -> Any:
+    """Return an Arrow record batch with columns of nanoseconds cut to microseconds: Python's own times hold no more."""
+    import pyarrow as pa
+
+    def cut(kind: Any) -> Any:
+        if getattr(kind, "unit", None) != "ns":
+            return kind
+        if pa.types.is_timestamp(kind):
+            return pa.timestamp("us", kind.tz)
+        return pa.duration("us") if pa.types.is_duration(kind) else pa.time64("us")
+
+    return batch.cast(pa.schema([field.with_type(cut(field.type)) for field in batch.schema]), safe=False)
 
 
 def _unfolded(batch: Any) -> Iterator[Fields]:
@@ -281,8 +296,10 @@ def _head(rows: Callable[[], TableRows]) -> list[Fields]:
 
 
 def _json(path: str) -> Opened:
-    """Open a .json file: an array of objects, or the captions of COCO: {images: [{id, file_name}], annotations:
-    [{image_id, caption}]}. Rows of COCO get the columns file_name and captions."""
+    """Open a .json file: an array of objects, JSON lines, or the captions of COCO: {images: [{id, file_name}],
+    annotations: [{image_id, caption}]}. Rows of COCO get the columns file_name and captions."""
+    if _has_lines(path):
+        return _jsonl(path)
 
     def rows() -> TableRows:
         with open_text(path) as file:
@@ -299,23 +316,31 @@ def _json(path: str) -> Opened:
 
 def is_coco(path: str) -> bool:
     """Whether a .json file begins as COCO annotations do: with an object whose first field is one of theirs, such as
-    info or images."""
+    info or images. A file of JSON lines does not."""
     with open_text(path) as file:
         begin = file.read(256).split(b":")[0].strip(b'{ \t\r\n"')
-    return begin in (b"info", b"images", b"licenses", b"annotations", b"type")
+    return begin in (b"info", b"images", b"licenses", b"annotations", b"type") and not _has_lines(path)
+
+
+def _has_lines(path: str) -> bool:
+    """Whether a .json file has JSON lines: its first line is an object, and another line follows."""
+    with open_text(path) as file:
+        first = _object(file.readline(MAX_BYTES["json"]))
+        return isinstance(first, dict) and any(line.strip() for line in file)
 
 
 def _captions(coco: Fields, folder: str) -> list[Fields]:
     """Convert COCO annotations to rows {file_name: path relative to `folder`, captions: list}. folder: the folder of
-    the annotations. Images are looked for in `folder`, in the folder above, and in folders inside these two, such as
-    train2017."""
+    the annotations. Images, of which the first SOUGHT tell the place, are looked for in `folder`, in the folder
+    above, and in folders inside these two, such as train2017."""
     captions: dict[Any, list[str]] = {}
     for annotation in coco["annotations"]:
         captions.setdefault(annotation["image_id"], []).append(annotation["caption"])
     names = {image["id"]: image["file_name"] for image in coco["images"]}
-    first = next(iter(names.values()), "")
-    places = (place for root in (Path(folder), Path(folder, os.pardir)) for place in (root, *sorted(root.iterdir())))
-    place = next((place for place in places if os.path.isfile(os.path.join(place, first))), folder)
+    roots = (Path(folder), Path(folder, os.pardir))
+    places = (place for root in roots for place in (root, *sorted(filter(Path.is_dir, root.iterdir()))))
+    sought = [*islice(names.values(), SOUGHT)]
+    place = next((each for each in places if any(os.path.isfile(os.path.join(each, name)) for name in sought)), folder)
     relative = os.path.relpath(place, folder or ".")
     return [{"file_name": os.path.join(relative, names[i]), "captions": captions.get(i, [])} for i in names]
 

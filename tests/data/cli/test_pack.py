@@ -172,7 +172,7 @@ BAD = {
     "long text": ({"image": "images/0.png", "caption": "x" * 1_100_000}, ""),
     "no image": ({"caption": "x"}, ""),
     "image of a wrong type": ({"image": 3, "caption": "x"}, "image = 3"),
-    "no number": ({"image": "images/0.png", "caption": "x", "score": float("nan")}, ""),
+    "half a surrogate pair": ({"image": "images/0.png", "caption": "x", "by": "\ud83d"}, ""),
     "no JSON": ("{", ""),
     "no object": ("[]", ""),
 }

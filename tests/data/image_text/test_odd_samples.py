@@ -25,7 +25,7 @@ from torch import Tensor
 from dyad.data.base.errors import DataError, SampleError
 from dyad.data.base.json_text import MOST, parse_json
 from dyad.data.config import DataConfig
-from dyad.data.image_text.dataset import ImageText, PairMaker
+from dyad.data.image_text.dataset import ImageText, PairMaker, text_key
 from dyad.data.image_text.decode import decode
 from dyad.data.image_text.image_files import read_header, refuse_many_scans
 from dyad.data.image_text.items import retrieval_set
@@ -191,6 +191,23 @@ def test_a_long_caption_is_read_as_far_as_a_tower_may_see(tmp_path: Path) -> Non
     assert len(ShardSample.read(shards, 0).captions("txt")[0]) == MAX_LETTERS
     write_tar(path, [("0.png", GOOD["png"]), ("0.txt", b"x" * (1 << 20) + b"x")])
     assert "has 1048577 bytes, more than the limit" in problems(path)[0]
+
+
+@pytest.mark.parametrize("value", ["null", r'"\ud83d x"'])
+def test_a_class_that_is_none_is_refused(value: str) -> None:
+    """Null is no class of the name None."""
+    sample = ShardSample("a.tar", "0", {"json": f'{{"class": {value}}}'.encode()})
+    for name in ("class", "cls"):
+        with raises(SampleError, "a.tar", "'0'", "'class'"):
+            sample.label(name)
+
+
+def test_a_text_key_of_null_is_the_text_and_of_no_unicode_is_refused() -> None:
+    config = DataConfig(text_key="m")
+    null, half = (ShardSample("a.tar", "0", {"json": b'{"m": %b}' % value}) for value in (b"null", rb'"\ud83d x"'))
+    assert text_key(null, "a", config) == text_key(null, "a", DataConfig()) != text_key(null, "b", config)
+    with raises(SampleError, "a.tar", "'0'", "'m'"):
+        text_key(half, "a", config)
 
 
 def test_only_members_that_are_used_make_a_sample_incomplete(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 from collections.abc import Sequence
+from datetime import date
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -62,6 +63,12 @@ def test_events_are_sorted_by_user_and_time(suffix: str, tmp_path: Path) -> None
 def test_times(times: Sequence[str], tmp_path: Path) -> None:
     rows = [("u", name, time) for name, time in zip("bac", times, strict=True)]
     assert named(read_log([write(tmp_path / "log.csv", rows)], SequenceConfig())) == {"u": ["a", "b", "c"]}
+
+
+def test_dates_of_parquet_are_midnights(tmp_path: Path) -> None:
+    rows = [("u", name, date.fromisoformat(day)) for name, day in zip("ba", ("2024-05-01", "2024-04-30"), strict=True)]
+    of_parquet, of_csv = (read_log([write(tmp_path / name, rows)], SequenceConfig()) for name in ("a.parquet", "a.csv"))
+    assert named(of_parquet) == {"u": ["a", "b"]} and of_parquet.time_e.tolist() == of_csv.time_e.tolist()
 
 
 def test_without_times_the_rows_are_in_order(tmp_path: Path) -> None:

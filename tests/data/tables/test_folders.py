@@ -101,6 +101,40 @@ def test_links_of_a_hub_cache_are_read_and_no_others(tmp_path: Path) -> None:
         samples(hub_cache(tmp_path / "other", "elsewhere"))
 
 
+@pytest.mark.parametrize("target", ["../elsewhere/dog", "cat", "."])
+def test_a_link_to_a_folder_is_named(target: str, tmp_path: Path) -> None:
+    """Its images would be missing without a word, and the class with them."""
+    for folder in (tmp_path / "pets/cat", tmp_path / "elsewhere/dog"):
+        folder.mkdir(parents=True)
+        (folder / "0.png").write_bytes(image())
+    link = tmp_path / "pets/dog"
+    assert len(samples(tmp_path / "pets")) == 1  # what was converted before does not count
+    link.symlink_to(target)
+    with raises(DataError, link, "cp -rL", "on_error=skip"):
+        samples(tmp_path / "pets")
+    (tmp_path / "pets/cat/0.png").unlink()
+    with raises(DataError, link, "cp -rL", "on_error=skip"):
+        samples(tmp_path / "pets")
+
+
+def test_an_image_that_was_not_fetched_is_named(tmp_path: Path) -> None:
+    """git-annex and DataLad leave a link to a file that is not there."""
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in/0.png").write_bytes(image())
+    assert len(samples(tmp_path / "in")) == 1
+    (tmp_path / "in/1.png").symlink_to("../.git/annex/objects/1")
+    with raises(DataError, "1.png", "on_error=skip"):
+        samples(tmp_path / "in")
+
+
+def test_hidden_folders_are_no_classes(tmp_path: Path) -> None:
+    for path in ("cat/0.png", "cat/.ipynb_checkpoints/0-checkpoint.png", ".Trashes/0.png"):
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_bytes(image())
+    (tmp_path / ".latest").symlink_to("cat")
+    assert [sample.label("class") for sample in samples(tmp_path)] == ["cat"]
+
+
 def test_formats_that_are_not_read_are_counted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -170,6 +204,24 @@ def test_images_without_captions_are_for_other_tasks(
     for command in (checked.splitlines()[-1], packed.splitlines()[-1]):
         assert f" task={task} " in command
         check_arguments(shlex.split(command)[3:])
+
+
+def test_a_task_without_captions_takes_blank_ones_and_notes(tmp_path: Path, monkeypatch, capsys) -> None:
+    """A README.txt beside images without texts is no caption. Texts of other images may lack one."""
+    table = write_csv(
+        images_in(tmp_path / "in") / "metadata.csv", [{"file_name": f"{i:02d}.png", "text": " "} for i in (0, 1)]
+    )
+    classes = class_folders(tmp_path / "classes")
+    (classes / LABELS[0] / "README.txt").write_text("of a camera")
+    for source, task, number in ((table, "views", 2), (classes, "labelled", 60)):
+        assert [sample.members.get("txt") for sample in samples(source)] == [None] * number
+        here(monkeypatch, "check", source, f"task={task}")
+        assert f"samples     {number} in" in capsys.readouterr().out
+    with raises(DataError, table, "row 1", "on_error=skip"):
+        samples(table, template="a {}")
+    (classes / LABELS[0] / "00.txt").write_text("a red thing")
+    with raises(DataError, classes, "README.txt", "on_error=skip"):
+        samples(classes)
 
 
 def test_images_without_captions_are_refused_where_captions_are_needed(

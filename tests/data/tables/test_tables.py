@@ -33,6 +33,7 @@ from helpers.tables import (
     hub_images,
     imagefolder,
     save_to_disk,
+    write_arrow,
     write_csv,
 )
 
@@ -44,7 +45,7 @@ from dyad.data.shards.index import index_shards
 from dyad.data.shards.rows import open_rows
 from dyad.data.shards.shards import Shards, open_shards
 from dyad.data.shards.sources import parse_sources
-from dyad.data.tables import prepare
+from dyad.data.tables import folders, prepare
 from dyad.data.tables.prepare import checked_tables, prepared_tables, table_options
 from dyad.data.tables.readers import open_table
 
@@ -105,6 +106,14 @@ def test_images_in_place_and_packed(name: str, tmp_path: Path, monkeypatch: pyte
     if name != "img2dataset":  # shards already
         here(monkeypatch, "pack", source, f"out={tmp_path / 'out'}", *words(keys))
         assert pairs(tmp_path / "out") == expected
+
+
+@pytest.mark.parametrize("name", ["cache-0123456789abcdef.arrow", "cache-0123_00000_of_00002.arrow", "._data.arrow"])
+def test_results_that_datasets_keeps_beside_its_data_are_not_read(name: str, tmp_path: Path) -> None:
+    """`datasets` writes those of map, filter and shuffle there."""
+    folder = save_to_disk(tmp_path / "saved", TEXT_TABLE)
+    write_arrow(folder / name, TEXT_TABLE)
+    assert texts(folder) == ROWS
 
 
 def test_a_table_is_converted_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -235,6 +244,29 @@ def test_what_cannot_be_read_is_one_line(tmp_path: Path) -> None:
         shards_of(labels)
     with raises(ConfigError, "data.template=a dog"):
         DataConfig(template="a dog")
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".parquet"])
+def test_files_that_are_named_after_splits_are_not_mixed(suffix: str, tmp_path: Path) -> None:
+    """It would be trained on the test data, without a word."""
+    for name in ("train", "test"):
+        table = write_csv(tmp_path / f"{name}.csv", TEXTS)
+        if suffix == ".parquet":
+            pq.write_table(TEXT_TABLE, table.with_suffix(suffix))
+            table.unlink()
+    with raises(ConfigError, tmp_path, f"{tmp_path}/test{suffix}", f"{tmp_path}/train{suffix}"):
+        texts(tmp_path)
+    assert texts(tmp_path / f"train{suffix}") == ROWS
+
+
+def test_folders_of_splits_on_the_hub_are_not_mixed(monkeypatch: pytest.MonkeyPatch) -> None:
+    url = "hf://datasets/a/b"
+    there = [f"{url}/train/0000.parquet", f"{url}/train/0001.parquet", f"{url}/validation/0000.parquet"]
+    monkeypatch.setattr(folders, "list_remote", lambda pattern: there if "**" in pattern else there[:2])
+    monkeypatch.setattr(folders, "open_table", lambda path: path)
+    with raises(ConfigError, url, f"{url}/train/*.parquet", f"{url}/validation/*.parquet"):
+        folders.tables_of(url, [])
+    assert folders.tables_of(f"{url}/train/*.parquet", []) == there[:2]
 
 
 def test_a_remote_table_names_no_image_of_this_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
