@@ -37,9 +37,11 @@ PartOf = dict[str, list[str]]  # user → name of the part of each event
 
 def run(arguments: Sequence[str], options: SequencesOptions) -> None:
     """Divide the events of the input arguments[0] into train, val and test. Write a log of each part and log q of the
-    items into the new folder options.out, and print the numbers of events.
+    items into the new folder options.out, and print the numbers of events and a command that trains on them. Users with
+    fewer than options.least events are left out.
 
-    Raises ConfigError for options that cannot work, DataError if no user has options.least events.
+    Raises ConfigError for options that cannot work or leave a part without events; DataError for damaged data, for an
+    id that options.user_of does not match, and if no user has options.least events.
     """
     out = outputs.checked_out(options.out)
     of_users: Users = {}
@@ -73,10 +75,10 @@ def run(arguments: Sequence[str], options: SequencesOptions) -> None:
 
 
 def _events(source: str, options: SequencesOptions) -> Iterator[Event]:
-    """Yield the events of a log; with options.user_of, the events of a corpus or of a BEIR folder's judgements, in
-    their order, which is their time.
+    """Yield the events of a log; with options.user_of, the events of a corpus or of a BEIR folder's judgements. The
+    time of such an event is its position among them, from 0.
 
-    Raises ConfigError for another source, DataError for an id that options.user_of does not match.
+    Raises ConfigError for another source; DataError for damaged data and for an id that options.user_of does not match.
     """
     if options.user_of is None:
         config = SequenceConfig(options.user, options.item, options.time)
@@ -131,8 +133,8 @@ def _by_hash(users: Users, options: SequencesOptions) -> PartOf:
 
 
 def part_by_hash(name: str, val: float, test: float) -> str:
-    """Return the part ("train", "val" or "test") of a group of data, which depends on a hash of the group's name. val,
-    test: the shares of these parts, in 0 … 1."""
+    """Return the part ("train", "val" or "test") of the group of data called `name`, which depends only on a hash of
+    the name and on the shares. val, test: the shares of these parts, in 0 … 1."""
     share = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8]) / 2**64
     return "test" if share < test else "val" if share < test + val else "train"
 

@@ -306,7 +306,7 @@ def check_questions(values: Sequence[str], options: CheckOptions) -> int:
     """Read every question row of the files that `values` (paths or URLs) name, and the corpus of passages if there is
     one, and print statistics. Returns how many rows there are.
 
-    Raises DataError at the end when training would refuse a row, or when there is no row.
+    Raises DataError at the end when training would refuse a row or passage, or when there is no row.
     """
     source, bad, odd, rows = inputs.open_input(values, options, "SOURCE"), BadLines(), BadLines(), 0
     lengths = {name: INTEGERS() for name in LISTS}  # lengths of each row's lists
