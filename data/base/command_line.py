@@ -37,11 +37,11 @@ T = TypeVar("T")
 def command_options(
     schema: type[T], command: str, purpose: str, examples: Mapping[str, str], notes: Callable[[], str] = str
 ) -> T:
-    """Return the options on the command line of this process, as a `schema`. With -h or --help, print the help of the
-    command and exit with 0.
+    """Return the options on the command line of this process as an object of the dataclass `schema`. With -h or --help,
+    print the help of the command and exit with 0 instead.
 
-    schema: dataclass of the command's keys. command: the command's name, for messages. purpose, examples: as in
-    `help_text`. notes: returns the text that the help has after the keys. Raises ConfigError as `parse_options` does.
+    schema: has the command's keys. command: the command's name, for messages. purpose, examples: as in `help_text`.
+    notes: returns the text that the help has after the keys. Raises ConfigError as `parse_options` does.
     """
     if {"-h", "--help"} & set(sys.argv[1:]):
         print(help_text(purpose, examples, schema, notes()))

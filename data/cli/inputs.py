@@ -109,7 +109,7 @@ def shards_of(
 
 
 def tables_and_tars(source: str | Sequence[str], options: TableKeys) -> tuple[list[Table], list[str]]:
-    """Return the tables, .jsonl and .json files among them, and the paths of the tar shards that `source` names. Raises
+    """Return the tables (also .jsonl, .json and .tsv files) and the paths of the tar shards that `source` names. Raises
     ConfigError when it names another file, DataError for a table that cannot be read."""
     tables, others = tables_and_files(source, options, "INPUT")
     tars = [file for file in others if shard_name(file).endswith(".tar")]

@@ -108,8 +108,8 @@ def validation_rows(pairs: Int64s, rows: int, options: SplitOptions) -> np.ndarr
     """Return which rows are for validation, bool (rows,). pairs (2, k) int64: k pairs of a row index and the content
     key of something in the row. rows: number of rows.
 
-    Rows that share a content key are in one group, also through other rows. In the order of a hash, each group is added
-    with which the share of validation rows stays at most options.val. Raises ConfigError when no group fits.
+    Rows that share a content key, or are connected by a chain of such rows, are one group. In the order of a hash, each
+    group is added if the share of validation rows then is at most options.val. Raises ConfigError when no group fits.
     """
     row, (least, item) = pairs[0], np.unique(pairs[1], return_inverse=True)
     group, before = np.full(rows, np.iinfo(np.int64).max), np.empty(0)  # the least key of each row's group, so far
@@ -133,8 +133,9 @@ def validation_rows(pairs: Int64s, rows: int, options: SplitOptions) -> np.ndarr
 
 
 def _files(values: Sequence[str], options: SplitOptions) -> list[str]:
-    """Return the paths of the files with the rows of a source; of a BEIR folder, of its questions. Raises ConfigError
-    for files of several or other kinds, for an MS MARCO folder, and for a BEIR folder with the option corpus."""
+    """Return the paths of the files with the rows of a source; for a BEIR folder, the path of its queries.jsonl. Raises
+    ConfigError for files of several kinds, for files that split does not take, for an MS MARCO folder, and for a BEIR
+    folder with the option corpus."""
     if is_beir(values[0]):
         if options.corpus or Path(corpus_of(folder := local_path(values[0])) or "").suffix == ".tsv":
             raise ConfigError(
