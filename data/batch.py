@@ -61,7 +61,7 @@ class ExtraX:
     noise: "Noise | None" = None
 
     def with_noise(self) -> "ExtraX":
-        """Return a copy whose noise is added to x, and whose field `noise` is None."""
+        """Return these items with the noise added to x and with `noise` None; the object itself if it has no noise."""
         return self if self.noise is None else replace(self, x=self.noise.added(self.x), noise=None)
 
 
@@ -97,8 +97,12 @@ class Noise:
 
 @dataclass(frozen=True)
 class BadSample:
-    """A sample that could not be used. row: its row in the local batch; id: its sample id; shard, key: where it is
-    stored; reason: the error message; replaced_by: id of the sample tried next."""
+    """A sample, or a part of a shard, that could not be used.
+
+    row: the row of the local batch for which it was read; 0 for a part of a shard. id: its sample id. shard, key: where
+    it is stored; key is "" for a part of a shard. reason: the error message. replaced_by: id of the sample that was
+    tried instead. Both ids are -1 in streams (data.mode=stream), which take the next sample of the stream.
+    """
 
     row: int
     id: int
@@ -112,18 +116,18 @@ class BadSample:
 class Batch:
     """One rank's part of a global batch: b samples, each with an item on side x and one on side y.
 
-    x, y: tower inputs, either uint8 images (b, 3, H, W) or int64 tokens (b, L), L tokens per text. Side y may instead
-    have m items of its own, such as classes: y (m, …). positives (b,) int64: in that case the index of each sample's
-    item among the y items of all ranks, concatenated in rank order; None: y[i] is the item of sample i, or no sample
-    has an item. sample_ids (b,) int64: 0, 1, …, used only as indices of state that is kept per sample. x_keys (b,),
-    y_keys (m,) int64: content keys (64-bit hashes); equal keys are the same item on any rank. extra, extra_x: further
-    items of sides y and x. known_positives: relevant items that must not serve as negatives. bad: samples that were
-    replaced. auxiliary: batches of the auxiliary losses of the same step (configuration keys also.NAME). x_lengths,
-    y_lengths (one per row of x, y): the number of tokens, kept on the host; None: the side is no text, or its tokenizer
-    gives no lengths. x_places (b,): the place of each row of x in its sequence, from 0, kept on the host; None: each
-    row of x is embedded by itself. x_noise, y_noise: noise still to be added to x and y; None: none. y_log_q (m,): log
-    of the probability with which each y item was drawn, as Extra.log_q. relevance (b,) float: the weight in (0, 1] of
-    each sample as a positive pair; None: 1 for all.
+    x, y: tower inputs: uint8 images (b, 3, H, W), int64 tokens (b, L), int64 item numbers (b,), or float32 frames (b,
+    features). Side y may instead have m items of its own, such as classes: y (m, …). positives (b,) int64: in that case
+    the index of each sample's item among the y items of all ranks, concatenated in rank order; None: y[i] is the item
+    of sample i, or no sample has an item of its own. sample_ids (b,) int64: indices, from 0, of state that objectives
+    keep per sample; -1 in a stream without data.id_key. x_keys (b,), y_keys (m,) int64: content keys (64-bit hashes);
+    equal keys are the same item on any rank. extra, extra_x: further items of sides y and x. known_positives: relevant
+    items that must not serve as negatives. bad: samples that were replaced. auxiliary: batches of the auxiliary losses
+    of the same step (configuration keys also.NAME). x_lengths, y_lengths (one per row of x, y): the number of tokens,
+    kept on the host; None: the side is no text, or its tokenizer gives no lengths. x_places (b,): the place of each row
+    of x in its sequence, from 0, kept on the host; None: each row of x is embedded by itself. x_noise, y_noise: noise
+    still to be added to x and y; None: none. y_log_q (m,): log of the probability with which each y item was drawn, as
+    Extra.log_q. relevance (b,) float: the weight in (0, 1] of each sample as a positive pair; None: 1 for all.
     """
 
     x: Tensor
@@ -149,44 +153,48 @@ class Batch:
         return self.sample_ids.shape[0]
 
     def to(self: B, device: torch.device, non_blocking: bool = True) -> B:
-        """Return a copy of the batch with all of its tensors on `device`, as Tensor.to."""
+        """Return a copy of the batch with its tensors on `device`. non_blocking: as for Tensor.to. The batches in the
+        field `auxiliary` are not moved; neither are arrays kept on the host."""
         return mapped(self, lambda tensor: tensor.to(device, non_blocking=non_blocking))
 
     def with_noise(self: B) -> B:
-        """Return the batch with its noise added, on the device where it is."""
+        """Return a copy of the batch with the noise of x, y and extra_x added, on the device of these tensors. The
+        batches in the field `auxiliary` are not changed."""
         sides = (self.x, self.x_noise), (self.y, self.y_noise)
         x, y = (inputs if noise is None else noise.added(inputs) for inputs, noise in sides)
         extra_x = self.extra_x and self.extra_x.with_noise()
         return replace(self, x=x, y=y, x_noise=None, y_noise=None, extra_x=extra_x)
 
     def record_stream(self, stream: torch.Stream) -> None:
-        """Tell the allocator of a GPU that `stream` reads the batch, which another stream has filled."""
+        """Tell PyTorch's CUDA allocator that `stream` reads the tensors of the batch, so that their memory is not
+        reused before this is done (Tensor.record_stream). Needed for a batch that another stream has filled."""
         mapped(self, lambda tensor: tensor.record_stream(stream))  # nobody reads the copy
 
     def pin_memory(self) -> "Batch":
-        """Return a copy of the batch with all of its tensors in pinned memory."""
+        """Return a copy of the batch with its tensors in pinned memory. The batches in the field `auxiliary` are not
+        copied."""
         return mapped(self, Tensor.pin_memory)
 
 
 def with_auxiliary(batch: Batch, *auxiliary: Batch) -> Batch:
-    """Return `batch` with the batches `auxiliary` of auxiliary losses. Its field `bad` then lists the bad samples of
-    all these batches."""
+    """Return a copy of `batch` with its field `auxiliary` set to the given batches, those of the auxiliary losses. Its
+    field `bad` lists the bad samples of `batch` and of these batches."""
     return replace(batch, auxiliary=auxiliary, bad=sum((of.bad for of in auxiliary), batch.bad))
 
 
 def lengths_by(tokenize: Any, tokens: Tensor) -> Lengths | None:
     """Return the number of tokens of each row of `tokens`, (b, L) on the host, without padding.
 
-    tokenize: the tokenizer that made `tokens`. Returns None if its attribute `lengths` is missing or None, as for a
-    tower that gives no padding mask to its model.
+    tokenize: the tokenizer that made `tokens`. Returns None if it has no method `lengths` or if this method returns
+    None, as for a tower that gives no padding mask to its model.
     """
     lengths = getattr(tokenize, "lengths", None)
     return lengths and lengths(tokens)
 
 
 def mapped(record: Any, change: Callable[[Tensor], Any]) -> Any:
-    """Return a copy of the dataclass `record`, such as a Batch, with `change` applied to every tensor, also in
-    dataclasses that are fields of `record`."""
+    """Return a copy of the dataclass `record`, such as a Batch, with `change` applied to every field that is a tensor,
+    and to the tensors of fields that are dataclasses. Other fields, such as tuples, are kept."""
     parts = {field.name: getattr(record, field.name) for field in fields(record)}
     changed = {name: change(part) for name, part in parts.items() if isinstance(part, Tensor)}
     changed |= {name: mapped(part, change) for name, part in parts.items() if is_dataclass(part)}

@@ -30,7 +30,7 @@ ResizeMode = StrEnum("ResizeMode", ["shortest", "longest", "squash"])
 
 def described(default: Any, meaning: str, **limits: float) -> Any:
     """Return a dataclass field for a configuration key. default: the key's default; meaning: the line that `--help`
-    prints for the key. limits: least, most, above or below, the limits of the key's value (data/base/limits.py)."""
+    prints for the key. limits: any of least, most, above and below, the limits of the value (data/base/limits.py)."""
     metadata = {"help": meaning, **limits}
     if isinstance(default, list | dict):
         return field(default_factory=default.copy, metadata=metadata)
@@ -50,8 +50,11 @@ class Checked:
 
 @dataclass
 class AugmentConfig(Checked):
-    """Configuration of the random changes of training images: the keys data.augment.*. The changes are a function of
-    (seed, epoch, sample id). The defaults change nothing."""
+    """Configuration of the random changes of training images: the keys data.augment.*.
+
+    The changes of an image depend only on the seed, the epoch and the sample id; in a stream on the seed and the place
+    in the stream. The defaults change nothing.
+    """
 
     crop_scale: list[float] = described([1.0, 1.0], "random resized crop: smallest and largest share of the area")
     rotate: float = described(0.0, "largest rotation in degrees, either way")
@@ -97,9 +100,9 @@ class QuestionConfig:
 
 
 def check_split(split: str, key: str) -> None:
-    """Raise ConfigError if `split`, the name of a data split such as train or test, has characters other than letters,
-    digits, "_", "." and "-", so that it is no path out of the data folder. key: its configuration key, for the message.
-    """
+    """Raise ConfigError unless `split`, the name of a data split such as train or test, has only letters, digits, "_",
+    "." and "-" and begins with none of the last two. Such a name cannot lead out of the data folder. key: the
+    configuration key of `split`, for the message."""
     if not re.fullmatch(r"\w[\w.-]*", split):
         raise ConfigError(f"{key}={split}: the name of a split, as train, dev or test: letters, digits, '_', '.', '-'")
 
@@ -128,8 +131,11 @@ class PassageConfig:
 
 @dataclass
 class MiningConfig(Checked):
-    """Configuration of the mining of hard negatives: which of the passages or captions that a search finds become
-    negatives of a question or image. The command `python -m eval.mine` has the same keys."""
+    """Configuration of the mining of hard negatives: the keys data.negatives.mining.*.
+
+    They say which of the passages (captions, images) that a search finds become hard negatives of a question (image,
+    caption). The command `python -m eval.mine` has the same keys.
+    """
 
     first_rank: int = described(10, "negatives are taken from this rank on, counted from 1 over all that is found")
     last_rank: int = described(60, "last rank that negatives are taken from")
@@ -210,8 +216,10 @@ class SequenceConfig:
 
 @dataclass
 class DataConfig(Checked):
-    """Configuration of the training data, the keys data.*: where training pairs come from, and how a training sample is
-    made of a pair."""
+    """Configuration of the training data: the keys data.*.
+
+    They say where training pairs come from, and how a training sample is made of a pair.
+    """
 
     train: Any = described(
         None,

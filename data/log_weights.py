@@ -4,7 +4,8 @@
     log_q    float64 (n,): log of the probability with which an item is drawn; or
     zeta     float64 (n,): ζ, where ζ/τ is an item's log-weight at temperature τ
 
-The metadata of a file of `python -m data weights` have one key, "dyad": JSON that names the data it was made of.
+The metadata of a file of `python -m data weights` have one key, "dyad": JSON that names the data from which the file
+was made.
 """
 
 import json
@@ -66,10 +67,11 @@ def write_log_weights(weights: LogWeights) -> None:
 
 
 def read_log_weights(path: str, name: str = LOG_Q) -> LogWeights:
-    """Read the file `path`, whose numbers must be of the kind `name`: LOG_Q or ZETA. Takes 16 bytes of memory an item.
+    """Read the file `path`, whose numbers must be of the kind `name`: LOG_Q or ZETA. The result takes 16 bytes of
+    memory per item.
 
-    Raises ConfigError for a file that does not exist or lacks this kind of numbers; DataError for a damaged file, keys
-    that do not ascend, and numbers that are not finite.
+    Raises ConfigError for a file that does not exist or lacks this kind of numbers; DataError for a damaged file,
+    arrays of another dtype or shape, keys that do not ascend, numbers that are not finite, and another format number.
     """
     from safetensors import SafetensorError, safe_open
 

@@ -12,7 +12,8 @@ from dyad.data.base.files import checked_path
 
 @contextmanager
 def header_errors() -> Iterator[None]:
-    """Context manager that turns whatever numpy raises for a damaged header of a .npy file into ValueError."""
+    """Context manager that turns each exception that numpy raises for a damaged header of a .npy file into
+    ValueError."""
     try:
         with np.errstate(over="raise"):  # overflow in the product of a shape
             yield

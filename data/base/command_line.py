@@ -37,11 +37,11 @@ T = TypeVar("T")
 def command_options(
     schema: type[T], command: str, purpose: str, examples: Mapping[str, str], notes: Callable[[], str] = str
 ) -> T:
-    """Return the options on the command line of this process, as a `schema`. With -h or --help, print the help of the
-    command and exit with 0.
+    """Return the options on the command line of this process as an object of the dataclass `schema`. With -h or --help,
+    print the help of the command and exit with 0 instead.
 
-    schema: dataclass of the command's keys. command: the command's name, for messages. purpose, examples: as in
-    `help_text`. notes: returns the text that the help has after the keys. Raises ConfigError as `parse_options` does.
+    schema: has the command's keys. command: the command's name, for messages. purpose, examples: as in `help_text`.
+    notes: returns the text that the help has after the keys. Raises ConfigError as `parse_options` does.
     """
     if {"-h", "--help"} & set(sys.argv[1:]):
         print(help_text(purpose, examples, schema, notes()))
@@ -52,8 +52,9 @@ def command_options(
 def parse_options(schema: type[T], arguments: Iterable[str], command: str) -> T:
     """Fill the dataclass `schema` from key=value arguments and return it. OmegaConf converts values to the field types.
 
-    command: the command's name, for messages. Raises ConfigError for an argument that is not key=value, for an unknown,
-    repeated or missing key, and for a value that has the wrong type or breaks a limit of its field.
+    command: the command's name, for messages. The argument plugins=[…] is ignored. Raises ConfigError for an argument
+    that is not key=value, for an unknown or repeated key, for a needed key that is missing, and for a value that has
+    the wrong type, breaks a limit of its field or contains "${".
     """
     types_of, options = get_type_hints(schema), OmegaConf.structured(schema)
     given: set[str] = set()
@@ -95,7 +96,8 @@ def _option_of(key: str, schema: Any) -> str:
 
 def _value(text: str, kind: Any) -> Any:
     """Convert the text of a command-line value to a form that OmegaConf accepts for a field of the type `kind`: None, a
-    list, an int, or else the text. Raises ValidationError for a bool other than true and false."""
+    list, an int, or else the text, without a pair of quotes around it if `kind` is str. Raises ValidationError for a
+    bool other than true and false."""
     if get_origin(kind) in (Union, UnionType):  # X | None
         return None if text in ("null", "none", "") else _value(text, get_args(kind)[0])
     if get_origin(kind) is list:
@@ -111,7 +113,8 @@ def _value(text: str, kind: Any) -> Any:
 
 
 def _mismatch(message: str) -> str:
-    """Convert OmegaConf's message about a wrong value to the end of our own message: the value, and what it must be."""
+    """Convert OmegaConf's message about a wrong value to the part of our own message after "KEY=": the value, and what
+    it must be. For a message of an unknown form, return its first line."""
     for pattern, expected in EXPECTED.items():
         if found := re.match(pattern, message):
             choices = found[2].split(", ") if found.re.groups > 1 else ()
@@ -130,8 +133,8 @@ def overridden(config: T, command: Any) -> T:
 
 def config_option(config: type, name: str) -> Any:
     """Return a dataclass field for an option of a command. Its default and help line are those of the key `name` of
-    `config`, which is a section of the configuration (a dataclass). The command takes the key of the configuration,
-    such as data.columns, for the option, too."""
+    `config`, which is a section of the configuration (a dataclass). On the command line, the option may also be written
+    as the key of the configuration, such as data.columns."""
     option = copy(cast(Any, config).__dataclass_fields__[name])
     option.metadata = {**option.metadata, "section": config.__name__.removesuffix("Config").lower()}
     return option
@@ -160,8 +163,8 @@ def help_text(purpose: str, examples: Mapping[str, str], schema: type, notes: st
 
 
 def key_table(schema: Any) -> list[str]:
-    """Return one help line for each field of the dataclass `schema`, the keys of a command: key, default, meaning,
-    choices."""
+    """Return one help line (key, default, meaning, choices) for each field of the dataclass `schema`, the keys of a
+    command, and a last line for the key `plugins`."""
     width = max(len(PLUGINS), *(len(option.name) for option in fields(schema)))
     lines = []
     for option in fields(schema):
@@ -172,7 +175,7 @@ def key_table(schema: Any) -> list[str]:
 
 
 def _default(option: Field[Any]) -> str:
-    """Convert the default of a dataclass field to the text by which it is written on the command line."""
+    """Convert the default of a dataclass field to its text on the command line; "(needed)" if it has no default."""
     default = option.default
     if callable(option.default_factory):
         return "[]"

@@ -16,7 +16,7 @@ CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")  # characters
 
 
 class ExitCode(IntEnum):
-    """The exit codes of all commands. REQUEUE: a stop signal, as a scheduler sends, has stopped the run."""
+    """The exit codes of all commands. REQUEUE: a stop signal, such as SIGTERM from a scheduler, stopped the run."""
 
     OK = 0
     BUG = 1
@@ -50,7 +50,7 @@ def raise_broken(messages: Iterable[str]) -> None:
 
 
 class DataError(UserError):
-    """An error for damaged or inconsistent data. The message names the shard and the offset or line."""
+    """An error for damaged or inconsistent data. The message names the file and, where known, the offset or line."""
 
     exit_code = ExitCode.DATA
 
@@ -69,7 +69,8 @@ class BadRow(Exception):
 
 
 class HardwareError(UserError):
-    """An error for a fault of a device, a process group or another part of a machine. The message names the rank.
+    """An error for a fault of a device, a process group or another part of a machine. The message names the rank or
+    file.
 
     ranks: the ranks that failed; None: the rank that raises the error.
     """
@@ -93,13 +94,14 @@ def nearest(word: str, choices: Iterable[str]) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of an error's message without the full stop; the name of the error's type if the message is
-    empty."""
+    """Return the first line of an error's message without its full stop; if this line is empty, the name of the error's
+    type."""
     return (str(error).splitlines() or [""])[0].rstrip(".") or type(error).__name__
 
 
 def printable(text: str) -> str:
-    """Return `text` in a form for a terminal: without credentials, with control characters and lone surrogates escaped.
+    """Return `text` in a form for a terminal: without credentials, with control characters (except tab and newline) and
+    lone surrogates escaped.
 
     Names in untrusted data may hold control characters, which could change what the terminal shows.
     """

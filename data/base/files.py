@@ -74,7 +74,7 @@ def whole_folder(path: Path, temporary: Path | None = None, replace: bool = Fals
     The folder is deleted when the block raises. temporary: path of the folder until the renaming (None: `.NAME.partial`
     beside `path`). replace: whether an existing folder `path` is replaced. The existing folder is first renamed to
     `.NAME.old`; it stays there if the process is killed between the two renames. A power cut may lose the bytes of
-    files that the block did not sync. Raises OSError while another process has the temporary folder, and, without
+    files that the block did not sync. Raises OSError while another process fills the temporary folder, and, without
     `replace`, when `path` exists and is not empty.
     """
     temporary = temporary or path.with_name(f".{path.name}.partial")
@@ -214,11 +214,11 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def read_lines(path: Path, log: Callable[[str], None] = lambda line: None) -> Iterator[tuple[bytes, dict[str, Any]]]:
-    """Yield each valid line of the JSON-lines file at `path` (metrics.jsonl or ledger.jsonl of a run), and its record:
-    the parsed line, a JSON object with an integer field `step`.
+    """Yield (line, record) for each valid line of the JSON-lines file at `path`, such as metrics.jsonl or ledger.jsonl
+    of a run. record: the parsed line, a JSON object with an integer field `step`.
 
     Invalid lines are left out, and `log` gets a message with their line numbers. An invalid last line without a
-    newline, which a killed process leaves, is not reported.
+    newline, which a killed process leaves, is not reported. Raises OSError if the file cannot be read.
     """
     damaged: list[int] = []
     with open_foreign(path) as file:
@@ -241,7 +241,8 @@ def free_bytes(path: Path) -> int:
 
 
 def remove(path: Path) -> None:
-    """Delete the folder `path` and ignore errors. If `path` is a symbolic link, only the link is deleted."""
+    """Delete the folder `path` with all that is in it, and ignore errors. If `path` is a symbolic link, only the link
+    is deleted, and an OSError is raised if this fails."""
     if path.is_symlink():
         path.unlink(missing_ok=True)
     else:

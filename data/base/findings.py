@@ -12,8 +12,8 @@ Level = StrEnum("Level", ["ok", "warn", "fail"])  # severity of a finding
 @dataclass(frozen=True)
 class Finding:
     """The result of one health check, for the command `doctor` and the HTML report. level: ok, warn or fail; topic:
-    what was checked; text: what was found; fix: what to type or set; code: exit code of a command that ends because of
-    this failed check."""
+    what was checked; text: what was found; fix: what to type or set, or ""; code: the exit code of a command that this
+    failed check ends."""
 
     level: Level
     topic: str

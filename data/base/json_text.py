@@ -25,8 +25,9 @@ TEXT = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)  # possessive, so 
 def read_json(path: Path, largest: int = LARGEST, most: int = MOST, folder: Path | None = None) -> Any:
     """Parse a JSON file of at most `largest` bytes that lies in `folder` (None: anywhere) and return its value.
 
-    Raises OSError when the file cannot be read or lies elsewhere; ValueError when it is too large, is not JSON, has
-    more than `most` commas and opening brackets outside strings, or is nested more than DEEPEST times."""
+    Raises OSError when the file cannot be read, is no regular file or lies elsewhere; ValueError when it is too large,
+    is not JSON, has more than `most` commas and opening brackets outside strings, or is nested more than DEEPEST times.
+    """
     with open_foreign(path, largest, folder) as file:
         content = file.read(os.fstat(file.fileno()).st_size)  # read(largest) would allocate so many bytes
     return parse_json(content, most)

@@ -49,10 +49,10 @@ class _Context(SpawnContext):
 @contextmanager
 def parallel_map(workers: int | None, useful: int) -> Iterator[Callable[..., Iterable[Any]]]:
     """Context manager that yields a function like `map`, which runs its calls in several processes, or in this process
-    if one is enough.
+    if one is enough. The new processes import this process's plugins; functions and items must be picklable.
 
-    workers: the largest number of processes; None: one per CPU core. useful: the number of processes beyond which more
-    would have nothing to do.
+    workers: the largest number of processes; None: one per CPU core. useful: the largest number of processes that the
+    work can keep busy.
     """
     processes = min(workers if workers is not None else available_cores(), useful)
     if processes < 2:

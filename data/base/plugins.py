@@ -35,7 +35,8 @@ def import_typed_plugins(arguments: Iterable[str]) -> None:
 def import_plugins(names: Iterable[str]) -> None:
     """Import plugins that are not imported yet. names: modules, or paths of .py files, as the user typed them.
 
-    Raises ConfigError as `import_typed_plugins` does.
+    The folder of a plugin that is not installed is appended to sys.path. Raises ConfigError for a module that does not
+    exist, has the name of another one, or raises an error.
     """
     for name in names:
         if name and name not in _imported:
@@ -57,8 +58,8 @@ def plugin_files() -> Iterator[tuple[str, Path]]:
 
 
 def plugins_needed(recorded: Sequence[str]) -> str:
-    """Return a hint for an error message about a run that was made with plugins of which one is not imported now; "" if
-    all are imported. recorded: the names of these plugins, from the key `plugins` of the run's config.yaml."""
+    """Return a hint for an error message: to import the plugins with which a run was made; "" if all of them are
+    imported. recorded: the names of these plugins, from the key `plugins` of the run's config.yaml."""
     missing = any(name not in _imported for name in recorded)
     return f" The run was made with code beside Dyad. If you trust it, add {PLUGINS}=[{','.join(recorded)}]" * missing
 
@@ -88,7 +89,8 @@ def _import(name: str) -> ModuleType:
 
 
 def _where(error: Exception, root: Path) -> str:
-    """Return "file, line N: " for the innermost line of the plugin that led to the error. root: the plugin's folder."""
+    """Return "FILE, line N: " for the innermost line of the plugin in the traceback of `error`; "" if there is none.
+    root: the plugin's folder."""
     lines = [(Path(frame.filename), frame.lineno) for frame in traceback.extract_tb(error.__traceback__)]
     if isinstance(error, SyntaxError) and error.filename:
         lines = [(Path(error.filename), error.lineno)]

@@ -24,11 +24,11 @@ def progress(
     what: str, total: int, done: int = 0, log: Callable[[str], None] | None = None, stream: TextIO | None = None
 ) -> Iterator[Callable[[int], None]]:
     """Context manager that shows the progress of a long pass. It yields a function; call it with the number of items
-    done so far to update the display.
+    finished so far, `done` included, to update the display.
 
-    what: the label. total: number of items. done: number of items that an earlier, interrupted process has finished.
+    what: the label. total: number of all items. done: number of items that an earlier, interrupted process finished.
     log: a function that prints one line, for a caller with a console of its own; with `log` there is no bar. stream:
-    takes the bar or the lines if `log` is None; None: standard output.
+    where the bar or the lines are printed if `log` is None; None: standard output.
     """
     began = last_line = time.monotonic()
     output = stream or sys.stdout
@@ -77,7 +77,7 @@ def on_terminal(stream: TextIO) -> bool:
 
 
 def print_once(line: str) -> None:
-    """Print a line on standard error in the process of rank 0 alone."""
+    """Print a line on standard error, as `print_line` does, in the process of rank 0 alone."""
     if os.environ.get("RANK", "0") == "0":
         print_line(line, sys.stderr)
 

@@ -9,20 +9,22 @@ SMALLEST = 2.0**-126  # the smallest normal number of float32: a smaller weight 
 
 
 class IfGiven(str):
-    """The setting data.relevance (name of the field with the relevance of a pair) for evaluation data. Its type says
-    that rows may lack the field. A row of a pair with a score is still refused unless the score is this field."""
+    """The setting data.relevance, the name of the field with the relevance of a pair, for evaluation data. The type
+    IfGiven instead of str says that rows may lack the field. This does not allow rows of pairs to have a score in
+    another field: they are refused in evaluation data too."""
 
 
 def if_given(name: str | None) -> IfGiven | None:
-    """Return the setting data.relevance of training in its form for evaluation data: IfGiven, or None if it is None."""
+    """Convert `name`, the setting data.relevance of training, to its form for evaluation data: IfGiven; None for
+    None."""
     return None if name is None else IfGiven(name)
 
 
 def relevance_of(value: Any, where: str) -> float:
-    """Convert `value`, which a file gives as the relevance of a positive pair, to a float. It is a number or a text.
+    """Convert `value`, a number or text that a file gives as the relevance of a positive pair, to a float in (0, 1].
 
-    where: the name of the field or column, for the message. Raises BadRow for a value of another form, and for a number
-    that is not in (0, 1].
+    where: the name of the field or column, for the message. Raises BadRow for a value that is no number, and for a
+    number above 1 or below SMALLEST.
     """
     number = value
     if isinstance(value, str):

@@ -23,8 +23,8 @@ QUERY = re.compile(
 
 @cache
 def known_secrets() -> list[str]:
-    """Return the secrets in environment variables and in netrc, the longest first, each also in the base64 form that
-    W&B (Weights & Biases) sends in its requests."""
+    """Return the secrets of at least SHORTEST characters in netrc and in environment variables with names such as
+    HF_TOKEN, the longest first, each also in the base64 form that W&B (Weights & Biases) sends in its requests."""
     texts = {text for name, text in os.environ.items() if VARIABLES.search(name)}
     texts |= {password for _, _, password in netrc_hosts().values()}
     secrets = {text for text in texts if len(text) >= SHORTEST}
@@ -41,8 +41,8 @@ def netrc_hosts() -> Mapping[str, tuple[str, str, str]]:
 
 
 def without_credentials(text: str) -> str:
-    """Return `text` without known secrets, and without users, passwords and query strings (which hold signatures) in
-    its URLs."""
+    """Return `text` with "[redacted]" in place of known secrets, of users and passwords in URLs, and of the query
+    strings of http URLs, which may hold signatures."""
     for secret in known_secrets():
         text = text.replace(secret, HIDDEN)
     return QUERY.sub(rf"\1?{HIDDEN}", USER.sub(f"{HIDDEN}@", text))
@@ -65,8 +65,9 @@ def without_secrets(tree: Any, by_name: bool = False) -> Any:
 
 
 def public_path(path: str) -> str:
-    """Shorten a path for publication, so that it reveals no private folders. A path in the working folder becomes
-    relative; of any other absolute path "…" and the last two parts are returned; a URL loses its credentials."""
+    """Shorten a path for publication, so that it reveals no private folders. An absolute path in the working folder
+    becomes relative; any other absolute path becomes "…/" and its last two parts; a relative path stays; a URL loses
+    its credentials."""
     if "://" in path:
         return without_credentials(path)
     full = Path(path).expanduser()

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 @dataclass(frozen=True)
 class Connection:
     """An open TCP socket. descriptor: its file descriptor. inode: distinguishes this socket from a later one with the
-    same descriptor. ports: the local and the remote port."""
+    same descriptor. ports: the local and the remote port; the local one alone for a socket that is not connected."""
 
     descriptor: int
     inode: int
@@ -19,7 +19,7 @@ class Connection:
 
     def shut_down(self) -> None:
         """Shut this TCP connection down in both directions, also for other processes that share its socket. A listening
-        socket stays open."""
+        socket stays open. Nothing happens if the socket was closed already."""
         with suppress(OSError):  # closed, or not connected
             if os.fstat(self.descriptor).st_ino == self.inode:
                 with closing(_copy(self.descriptor)) as copy:

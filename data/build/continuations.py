@@ -1,4 +1,4 @@
-"""`python -m data continuations`: prompts and answers from a corpus, to train and choose with a language model.
+"""`python -m data continuations`: prompts with right and wrong answers, made from a corpus, for language models.
 
 Each text is cut at the blank nearest its middle: the first half is a prompt, the second its right answer. Wrong answers
 are second halves of other texts of the same part (train, val or test). All texts of a group are in one part, which a
@@ -44,7 +44,8 @@ class Row:
 
 def run(arguments: Sequence[str], options: ContinuationsOptions) -> None:
     """Write train.jsonl, val.jsonl and test.jsonl, with options.examples also examples.jsonl, into the new folder
-    options.out; print the number of rows of each part and a command that trains on them. arguments: the corpus.
+    options.out; print the number of rows of each part and a command that trains on them. arguments: the path of the
+    corpus.
 
     Raises ConfigError if options.out is missing or not empty; DataError if an id does not match options.group_of, if a
     part has too few different answers for options.wrong, or if examples are wanted and train has only one group.
@@ -105,8 +106,8 @@ def _line(
 def _after_examples(
     rows: Sequence[Row], options: ContinuationsOptions, generator: np.random.Generator
 ) -> Iterator[dict[str, object]]:
-    """Yield the fields of options.examples lines for each row; the prompt of each begins with another row as
-    example."""
+    """Yield the fields of options.examples lines for each row. The prompt of each line begins with a row of another
+    group as an example."""
     index = build_bm25(row.prompt + row.answer for row in rows)
     for row in tracked(rows, "rows with examples", len(rows)):
         ((_, found),) = index.search([row.prompt], DEPTH)

@@ -30,9 +30,10 @@ class ItemRows(Protocol):
     """Interface of the rows of training data, whose items are counted.
 
     manifest: the files of the data, as a run records them. weights: expected number of times that an epoch has each
-    row. bad: error messages of rows that training would replace. draws(i): the items of row i that may be drawn as
-    positives; empty for a bad row. text(i, key): the text of an item of row i, to print. others(): yields content keys
-    of further items that may be candidates of a row, such as its negatives.
+    row. draws(i): (content key, probability) of each item that may be drawn as a positive when row i is drawn; empty
+    for a bad row. bad: error messages of the bad rows that `draws` has met, which training would replace. text(i, key):
+    the text of an item of row i, to print. others(): yields sequences of content keys of items that may be candidates
+    without being drawn as positives, such as negatives.
     """
 
     @property
@@ -72,7 +73,8 @@ def open_items(arguments: Sequence[str], options: WeightsOptions) -> ItemRows:
 
 def count_items(rows: ItemRows, with_others: bool) -> ItemCounts:
     """Count the items of all rows, in one pass that shows its progress. with_others: whether the items of rows.others()
-    are included, with the count 0 if they are never a positive. Memory: 24 bytes for each positive of each row."""
+    are included, with the count 0 if they are never a positive. Takes 24 bytes of memory for each positive of each row
+    and for each item of rows.others(). Raises DataError if `rows` does."""
     keys, counts, places = array("q"), array("d"), array("q")
     for i, weight in enumerate(tracked(rows.weights, "counting", len(rows.weights))):
         for key, draws in rows.draws(i):
@@ -88,7 +90,8 @@ def count_items(rows: ItemRows, with_others: bool) -> ItemCounts:
 
 
 def data_config(options: WeightsOptions) -> DataConfig:
-    """Return the configuration of a run that reads training data with the options of `python -m data weights`."""
+    """Return the section `data` of a run's configuration with which the run reads training data as `python -m data
+    weights` does with `options`."""
     own = ("template", "caption_per", "captions", "caption_weights", "text_key", "image_key", "max_image_pixels")
     return replace(question_config(options), **{name: getattr(options, name) for name in own})
 
@@ -129,7 +132,7 @@ class QuestionItems:
 
 class ImageItems:
     """The samples of shards as ItemRows. Items are the images if options.side is x, else the captions. `draws` raises
-    DataError when more than the share data.bad_share of the samples is bad."""
+    DataError when more bad samples were met than the default of data.bad_share allows."""
 
     def __init__(self, arguments: Sequence[str], options: WeightsOptions) -> None:
         from dyad.data.image_text.dataset import caption_draws  # loads torch

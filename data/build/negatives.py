@@ -81,11 +81,12 @@ def run(arguments: Sequence[str], options: NegativesOptions) -> None:
 
 
 class Builder:
-    """Makes the training rows of questions. It opens the questions, the corpus and its BM25 index, once in each
-    process. len(builder) is the number of questions.
+    """Makes the training rows of questions. The constructor opens the questions and the corpus, and opens or builds the
+    BM25 index. A pickled Builder is opened anew, once in each process. len(builder) is the number of questions.
 
-    source: names the questions. folder: folder of the BM25 index. identity: a digest of everything on which the rows
-    depend. The constructor raises ConfigError and DataError as `run` does.
+    source: names the questions. folder: folder of the BM25 index. corpus: the passages that are searched. identity: a
+    digest of everything on which the rows depend. The constructor raises ConfigError if the folder cannot be written,
+    and errors as `open_built_of` does.
     """
 
     def __init__(self, source: str, options: NegativesOptions, folder: Path) -> None:

@@ -31,7 +31,8 @@ class Questions(Protocol):
 
 
 class TableQuestions:
-    """The questions with answers of a DPR table. Raises DataError for a damaged row. path: the file of the table."""
+    """The questions of a DPR table, with their answers and without passages. path: the file of the table. The
+    constructor raises DataError for a damaged row."""
 
     def __init__(self, path: str) -> None:
         self.fingerprint = sha256_of(path)
@@ -45,7 +46,7 @@ class TableQuestions:
 
 
 class AnsweredQuestions:
-    """The questions of rows that have answers, and no passages. answers: the field of a row with its answers."""
+    """The questions of rows that have answers and no passages. answers: name of the field with the answers of a row."""
 
     def __init__(self, rows: Rows, answers: str) -> None:
         self.fingerprint, self._rows, self._answers = rows.fingerprint, rows, answers
@@ -58,8 +59,9 @@ class AnsweredQuestions:
 
 
 def open_built_of(source: str, options: NegativesOptions) -> tuple[Questions, Corpus]:
-    """Open the questions that `source` names, and the corpus to search: options.corpus or that of the source. Raises
-    ConfigError for a source that cannot work, and if there is no corpus; DataError for damaged data."""
+    """Open the questions that `source` names, and the corpus to search: options.corpus if it is set, else that of the
+    source, a BEIR folder. Raises ConfigError for a source that cannot work or has no question, and if there is no
+    corpus; DataError for damaged data."""
     if recognised([source], table_keys(options))[0] is InputKind.images:
         raise ConfigError(f"QUESTIONS {source} holds images, and no questions")
     questions, corpus = _open(source, options)

@@ -10,10 +10,11 @@ from dyad.data.base.files import alive, is_held, remove
 
 @contextmanager
 def unfinished(out: Path) -> Iterator[Path]:
-    """Context manager that yields a folder for the work on the new file `out`. It has the files that an earlier,
-    stopped process left there. It is deleted when the block ends; when the block raises, it stays unless it is empty.
+    """Context manager that yields the folder `.NAME.build` beside the new file `out`, for unfinished work. The folder
+    has the files that an earlier, stopped process left in it. It is deleted when the block ends without an error; after
+    an error it stays unless it is empty.
 
-    Raises ConfigError when another process works on the same file, or the folder cannot be written.
+    Raises ConfigError when another process works on the same file, and in place of an OSError of the block.
     """
     folder = out.with_name(f".{out.name}.build")
     try:
@@ -34,8 +35,9 @@ def unfinished(out: Path) -> Iterator[Path]:
 def lines_done(path: Path, identity: str) -> int:
     """Prepare a file of finished lines to be continued, and return the number of complete lines after its first line.
 
-    identity: a digest of the inputs and options of the work, which is the first line. A file with another first line is
-    emptied. An incomplete last line, which a killed process left, is cut off.
+    identity: a digest of the inputs and options of the work, which must be the first line. A file that is missing or
+    has another first line is replaced by one with only this line. An incomplete last line, which a killed process left,
+    is cut off.
     """
     head = f"{identity}\n".encode()
     with path.open("ab+") as file:

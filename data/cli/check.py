@@ -68,7 +68,8 @@ def run(arguments: Sequence[str], options: CheckOptions) -> None:
 
 def print_leaks(values: Sequence[str], options: CheckOptions, val: str) -> None:
     """Print how many contents (images, captions, questions, passages) of the evaluation data `val` are also in the
-    training data `values`, with examples. val: in the syntax of data.val. Raises ConfigError if both differ in kind."""
+    training data `values`, with examples. val: in the syntax of data.val. Raises ConfigError if both hold different
+    kinds of data."""
     folder, _, split = val.rpartition("@")
     named = (folder, split) if inputs.is_beir(folder) else (val, "test" if inputs.is_beir(val) else options.split)
     held_out = dict[str, dict[int, str]]()  # kind → content key → where it stands first, and its text
@@ -306,7 +307,7 @@ def check_questions(values: Sequence[str], options: CheckOptions) -> int:
     """Read every question row of the files that `values` (paths or URLs) name, and the corpus of passages if there is
     one, and print statistics. Returns how many rows there are.
 
-    Raises DataError at the end when training would refuse a row, or when there is no row.
+    Raises DataError at the end when training would refuse a row or passage, or when there is no row.
     """
     source, bad, odd, rows = inputs.open_input(values, options, "SOURCE"), BadLines(), BadLines(), 0
     lengths = {name: INTEGERS() for name in LISTS}  # lengths of each row's lists

@@ -20,11 +20,12 @@ Held = dict[str, dict[int, str]]  # kind ("question", "caption", …) → conten
 
 
 def contents(values: Sequence[str], options: ReadOptions, argument: str) -> Iterator[tuple[str, Held]]:
-    """Yield (location, contents) of each row of a source, in order. The contents are the row's question and right
-    passages, or its image and captions, by content key.
+    """Yield (location, contents) of each row of a source, in order.
 
-    values: paths or URLs. argument: name of the command-line argument `values`, for messages. Raises ConfigError for
-    passages without questions, DataError for a row that cannot be read.
+    The contents are a dict: kind → content key → text. The kinds are "question" and "passage" (the right passages), or
+    "picture" and "caption". The text of passages and pictures is "". values: paths or URLs. argument: name of the
+    command-line argument `values`, for messages. Raises ConfigError for passages without questions, DataError for a row
+    that cannot be read.
     """
     kind = kind_of(values, options)
     if kind is InputKind.passages:
@@ -48,8 +49,8 @@ def contents(values: Sequence[str], options: ReadOptions, argument: str) -> Iter
 
 
 def captions_of(sample: Any, options: ReadOptions) -> list[str]:
-    """Return the captions of a ShardSample; none if it has a class number instead, or if options.task uses no captions.
-    Raises SampleError when it has neither captions nor a class number."""
+    """Return the captions of a ShardSample; [] if it has a class number instead, or if options.task uses no captions.
+    Raises SampleError when a task with captions finds neither captions nor a class number."""
     if options.task is not ImageTask.image_text:
         return []
     name = caption_name(sample, options)
@@ -73,8 +74,10 @@ def caption_name(sample: Any, options: ReadOptions) -> str:
 def train_command(
     values: Sequence[str], options: ReadOptions, paths: outputs.Paths, samples: int, split: str = "train"
 ) -> str:
-    """Return a shell command that trains on the data `values`. paths: values of the command's path keys, such as
-    data.train; samples: number of training samples; split: the split of a BEIR folder to train on."""
+    """Return a shell command that trains on data, or a text beginning with "nothing" for images with class numbers as
+    captions. values: paths or URLs of the data, from which kind and captions are read. paths: configuration key, such
+    as data.train → its value in the command. samples: number of training samples. split: the split of a BEIR folder to
+    train on."""
     kind = kind_of(values, options)
     changed = {name: value for name in KEYS[kind] if (value := getattr(options, name)) != getattr(ReadOptions, name)}
     paths = {**paths, **{KEYS[kind][name]: value for name, value in changed.items()}}

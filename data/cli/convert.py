@@ -67,7 +67,7 @@ def convert(source: str, options: PackOptions) -> None:
 
     source: paths or URLs, in the syntax of data.train. Raises ConfigError for options that cannot work. With
     on_error=stop a bad row raises DataError, naming file and line, and the folder is not made. With on_error=skip bad
-    rows are left out, but the new corpus may still hold their passages.
+    rows are left out, but the new corpus may still hold their passages; DataError is raised if no row remains.
     """
     out = checked_out(options.out)
     questions = open_input(source, options, "INPUT")
@@ -133,11 +133,12 @@ def _write(questions: InputQuestions, folder: Path, options: PackOptions, report
 
 
 def convert_passages(source: str, options: PackOptions) -> None:
-    """Convert an input that holds passages only, no questions, to the corpus file of the format `options.to`, in a new
-    folder.
+    """Convert an input that holds passages only, no questions, to the corpus file of the format `options.to`, in the
+    new folder `options.out`, and print a report.
 
     source: paths or URLs. Raises ConfigError for a format without a corpus file, and for other options that cannot
-    work. With on_error=stop a bad row raises DataError, and the folder is not made.
+    work. With on_error=stop a bad row raises DataError, and the folder is not made. With on_error=skip bad rows are
+    left out; DataError is raised if no row remains.
     """
     out, target, unread = checked_out(options.out), options.to, UnreadFields()
     if target not in CORPORA:

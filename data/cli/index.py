@@ -1,5 +1,5 @@
-"""`python -m data index`: prints a table of files and their problems, and writes a manifest (a JSON list of the
-files)."""
+"""`python -m data index`: prints a table of files and their problems, and writes a manifest, a JSON file that lists the
+files."""
 
 import json
 import os
@@ -23,8 +23,8 @@ IN_MANIFEST = ("path", "name", "size", "mtime", "sha256", "samples", "problem_co
 
 
 def run(arguments: Sequence[str], options: IndexOptions) -> None:
-    """Index all files that the arguments name, print a table of the files, and write the manifest if `options.out` is
-    set.
+    """Index all files that the arguments name, print a table of the files and all problems, and write the manifest if
+    `options.out` is set. Of more than MAX_ROWS files, the table has only the broken ones.
 
     Raises ConfigError if `options.out` is one of the files or cannot be written, DataError when a file is broken.
     """
@@ -63,8 +63,7 @@ def index_sources(sources: Sequence[ShardSource], workers: int | None) -> list[S
 
 
 def report_problems(indexes: Sequence[ShardIndex]) -> None:
-    """Print the problems of shards that their indexes list. Raises DataError with the number of problems if there are
-    any."""
+    """Print the problems that the indexes of shards list. If there are any, raise DataError with their number."""
     broken = [index for index in indexes if index.problems]
     for index in broken:
         for problem in index.problems:

@@ -50,8 +50,8 @@ class UnreadFields(Counter[str]):
 
     def add(self, fields: Mapping[str, Any], read: Container[str], suffix: str = "") -> None:
         """Count the fields of one row that are not in `read`, the fields that the readers use. suffix: text appended to
-        each counted name. If `read` has "metadata", the entries of metadata are counted one by one, except a text in
-        `topic`, which the readers use.
+        each counted name. If `read` has "metadata" and this field is an object, its entries are counted one by one,
+        except a text in `topic`, which the readers use; metadata of another type is counted as one field.
 
         When COUNTED different names have been counted, all further new names are counted together under the name
         OTHERS.
@@ -99,8 +99,9 @@ def shards_of(
     source: str | Sequence[str], options: TableKeys, key: str, suffixes: Sequence[str] = SHARDS
 ) -> list[ShardSource]:
     """Return the shards and files that `source` names, in the syntax of data.train. Tables are converted to shards in
-    the cache, as for training. key: name of the command-line argument `source`, for messages. suffixes, errors: as of
-    `parse_sources`."""
+    the cache, as for training. key: name of the command-line argument `source`, for messages. suffixes: the suffixes
+    that a file may have, except tables. Raises ConfigError for a source that cannot work, such as one that matches
+    nothing; DataError for a table with a bad row."""
     return parse_sources(source, key, suffixes, prepared_tables(table_keys(options)))
 
 
@@ -108,7 +109,8 @@ def shards_of(
 
 
 def tables_and_tars(source: str | Sequence[str], options: TableKeys) -> tuple[list[Table], list[str]]:
-    """Return the tables and the tar shards that `source` names. Raises ConfigError when it names another file."""
+    """Return the tables (also .jsonl, .json and .tsv files) and the paths of the tar shards that `source` names. Raises
+    ConfigError when it names another file, DataError for a table that cannot be read."""
     tables, others = tables_and_files(source, options, "INPUT")
     tars = [file for file in others if shard_name(file).endswith(".tar")]
     return [*tables, *(open_table(file) for file in others if file not in tars)], tars
@@ -137,7 +139,8 @@ def _named(source: str | Sequence[str], options: TableKeys | TableOptions, key: 
 
 
 def kind_of(sources: Sequence[str], options: TableKeys) -> InputKind:
-    """Return the kind of data in the sources, as `recognised` finds it; `images` if it finds none."""
+    """Return the kind of data in the sources, as `recognised` finds it; `images` if it finds none. A compressed file is
+    not read: a compressed .tar counts as images, any other as questions."""
     if sources[0].endswith(PACKED):  # the reader of this kind then says how to unpack the file
         return InputKind.images if sources[0].endswith(PACKED_TARS) else InputKind.questions
     return recognised(sources, table_keys(options))[0] or InputKind.images
@@ -147,8 +150,10 @@ def recognised(sources: Sequence[str], options: TableOptions) -> tuple[InputKind
     """Return the kind of data in the sources (images, questions or passages), and a text for messages about the
     evidence, such as the column names. Only the first rows of the first source are read.
 
-    The kind is None if these rows have no known format or cannot be read, for example in a compressed file or without a
-    column that the user named. No error is raised, because the reader of the data reports the fault later."""
+    The kind is None if these rows have no known format, or for a fault that is a ConfigError or an OSError, such as a
+    compressed file or a missing column that the user named; the reader of the data reports it later. Raises DataError
+    for a table that cannot be read at all.
+    """
     with suppress(ConfigError, OSError):
         if any(is_beir(each.path) for each in written_sources(sources, "INPUT")):
             return InputKind.questions, "a folder of BEIR or MS MARCO"

@@ -135,8 +135,8 @@ def parse_verb(verb: Verb, arguments: Sequence[str]) -> tuple[list[str], Any]:
     """Split the command-line arguments of a verb into plain arguments (paths or URLs) and key=value options. Return the
     list of plain arguments, and an object of the dataclass `verb.options` with the options.
 
-    Raises ConfigError for an unknown, repeated or missing option, for a value of a wrong type or below its limit, and
-    for too few or too many plain arguments.
+    Raises ConfigError for an unknown, repeated or missing option, for a value of a wrong type or outside its limits,
+    and for too few or too many plain arguments.
     """
     keys = [argument for argument in arguments if re.match(r"-|[A-Za-z_]\w*(\.\w+)*=", argument)]
     plain = [argument for argument in arguments if argument not in keys]

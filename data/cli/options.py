@@ -35,7 +35,10 @@ BY = "rows that share it stay together: picture, caption, question, passage, a f
 
 @dataclass
 class TableKeys:
-    """The key=value options of `python -m data` about tables, which most verbs have."""
+    """The key=value options of `python -m data` about tables, which most verbs have.
+
+    The constructor raises ConfigError for a template without {}.
+    """
 
     columns: list[str] = config_option(DataConfig, "columns")
     template: str | None = config_option(DataConfig, "template")
@@ -51,7 +54,7 @@ class TableKeys:
 
 
 def table_keys(options: TableKeys) -> TableOptions:
-    """Return the options about tables, of the command line of a verb, in the form that table readers take."""
+    """Convert the options of a verb that are about tables to TableOptions, the form that the readers of tables take."""
     captioned = options.task is ImageTask.image_text
     chosen = {"caption_per": options.caption_per, "captioned": captioned, "relevance": options.relevance}
     return TableOptions(options.columns, options.template, options.max_image_pixels, **chosen)
@@ -67,7 +70,10 @@ class IndexOptions(TableKeys):
 
 @dataclass
 class QuestionKeys(TableKeys):
-    """The key=value options of verbs that read questions: those about tables, about the corpus and about the split."""
+    """The key=value options of verbs that read questions: those about tables, about the corpus and about the split.
+
+    The constructor raises ConfigError for an invalid template or split.
+    """
 
     corpus: str | None = config_option(PassageConfig, "corpus")
     split: str = described(QuestionConfig.split, "questions: of a BEIR folder, qrels/<split>.tsv; names new files")
@@ -80,7 +86,8 @@ class QuestionKeys(TableKeys):
 
 
 def question_config(options: QuestionKeys) -> DataConfig:
-    """Return the configuration of a run that reads questions with the options of a verb."""
+    """Return the section `data` of a run's configuration with which the run reads questions as a verb does with
+    `options`."""
     passage = PassageConfig(corpus=options.corpus, pos_pool=options.pos_pool, neg_pool=options.neg_pool)
     question, relevance = QuestionConfig(split=options.split), options.relevance
     return DataConfig(columns=options.columns, relevance=relevance, question=question, passage=passage)
@@ -148,7 +155,11 @@ class NegativesOptions(QuestionKeys):
 
 @dataclass
 class ContinuationsOptions:
-    """The key=value options of `python -m data continuations`."""
+    """The key=value options of `python -m data continuations`.
+
+    The constructor raises ConfigError for shares that leave no training data, and if group_of is no regular expression
+    with one group.
+    """
 
     out: str | None = described(None, "folder to write; must not exist yet (required)")
     group_of: str = described("(.*)", "regular expression of ids: texts whose ids have an equal group stay in one part")
@@ -167,7 +178,11 @@ class ContinuationsOptions:
 
 @dataclass
 class SequencesOptions:
-    """The key=value options of `python -m data sequences`."""
+    """The key=value options of `python -m data sequences`.
+
+    The constructor raises ConfigError for shares that leave no training data, and if user_of is no regular expression
+    with one group.
+    """
 
     out: str | None = described(None, "folder to write; must not exist yet (required)")
     user: str = config_option(SequenceConfig, "user")

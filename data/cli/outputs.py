@@ -40,9 +40,9 @@ Paths = Mapping[str, str | int | Path]  # configuration key of a run, such as da
 @contextmanager
 def new_folder(out: Path) -> Iterator[Path]:
     """Context manager that yields a new empty folder to fill. When the with block ends, the folder is renamed to `out`;
-    when the block raises, the folder is deleted.
+    when the block raises, the folder is deleted. Folders that killed processes left beside `out` are deleted first.
 
-    Raises ConfigError when the folder cannot be written.
+    Raises ConfigError when the folder cannot be written, and in place of an OSError of the block.
     """
     try:
         beside = out.resolve().parent / f".{out.name}.{os.getpid()}.partial"  # other processes may write `out` too

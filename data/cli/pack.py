@@ -43,9 +43,10 @@ def pack_pairs(source: str, options: PackOptions) -> None:
     """Write the images and captions of an input as shards into the new folder `options.out`, index the shards, and
     print how to train on them.
 
-    Raises ConfigError for a folder that exists and is not empty, or a missing column. With on_error=stop, an image
-    that is missing or cannot be decoded, or an empty caption, raises DataError naming the row, and the folder is not
-    made.
+    Raises ConfigError for options that cannot work, for a folder that exists and is not empty, and for a missing
+    column. With on_error=stop, an image that is missing or cannot be decoded, or an empty caption, raises DataError
+    naming the row, and the folder is not made. With on_error=skip such rows are left out and counted; DataError is
+    raised if no row remains.
     """
     out = outputs.checked_out(options.out)
     if options.to is not Target.shards:

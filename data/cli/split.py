@@ -1,7 +1,7 @@
 """`python -m data split`: divides a source into training and validation data that have no content in common.
 
 Rows that share a content (such as a caption) are in one group, and so are rows that are connected by a chain of such
-rows. Groups are taken for validation in the order of a hash of their contents, as long as they fit into the share. So
+rows. In the order of a hash of their contents, each group that still fits into the share is taken for validation. So
 the division depends only on the data and the options.
 """
 
@@ -49,9 +49,9 @@ def run(arguments: Sequence[str], options: SplitOptions) -> None:
 
 
 def split_packed(folder: Path, paths: Mapping[str, Path], packed: PackOptions) -> Parts:
-    """Split the files that `python -m data pack` has written into `folder`, and remove the undivided files. paths: in
-    `folder`, of data.train and data.passage.corpus, if there is one. packed: the options of pack. Return `paths` with
-    the new data.train and data.val, and the number of training rows."""
+    """Split the files that `python -m data pack` has written into `folder`, and remove the undivided files. paths: the
+    path of data.train and, if there is a corpus, of data.passage.corpus, relative to `folder`. packed: the options of
+    pack. Return `paths` with the new data.train and data.val, and the number of training rows. Errors as of `run`."""
     corpus = str(folder / paths["data.passage.corpus"]) if "data.passage.corpus" in paths else None
     kept = {key: getattr(packed, key) for key in (*KEPT, "val", "caption_per")}
     parts, samples = split([str(folder / paths["data.train"])], folder, SplitOptions(corpus=corpus, **kept))
@@ -64,8 +64,8 @@ def split_packed(folder: Path, paths: Mapping[str, Path], packed: PackOptions) -
 def split(values: Sequence[str], folder: Path, options: SplitOptions) -> Parts:
     """Write the rows of a source into folder/train and folder/val, and print how many rows each part has.
 
-    Return the paths of data.train and data.val, relative to `folder`, and the number of training rows. Errors as of
-    `run`.
+    Return the paths of data.train and data.val, relative to `folder`, and the number of training rows. Raises
+    ConfigError for options that cannot work, DataError for damaged data and for a source without rows.
     """
     beir, by, named = is_beir(values[0]), options.by, set[str]()
     rows = open_rows(_files(values, options))
@@ -110,8 +110,8 @@ def validation_rows(pairs: Int64s, rows: int, options: SplitOptions) -> np.ndarr
     """Return which rows are for validation, bool (rows,). pairs (2, k) int64: k pairs of a row index and the content
     key of something in the row. rows: number of rows.
 
-    Groups of connected rows are added while the share of validation rows stays at most options.val. Raises ConfigError
-    when no group fits.
+    Rows that share a content key, or are connected by a chain of such rows, are one group. In the order of a hash, each
+    group is added if the share of validation rows then is at most options.val. Raises ConfigError when no group fits.
     """
     row, (keys, item) = pairs[0], np.unique(pairs[1], return_inverse=True)
     nodes = rows + len(keys)  # of a graph: the rows, then the keys
@@ -136,8 +136,9 @@ def validation_rows(pairs: Int64s, rows: int, options: SplitOptions) -> np.ndarr
 
 
 def _files(values: Sequence[str], options: SplitOptions) -> list[str]:
-    """Return the paths of the files with the rows of a source; of a BEIR folder, of its questions. Raises ConfigError
-    for files of several or other kinds, for an MS MARCO folder, and for a BEIR folder with the option corpus."""
+    """Return the paths of the files with the rows of a source; for a BEIR folder, the path of its queries.jsonl. Raises
+    ConfigError for files of several kinds, for files that split does not take, for an MS MARCO folder, and for a BEIR
+    folder with the option corpus."""
     if is_beir(values[0]):
         if options.corpus or Path(corpus_of(folder := local_path(values[0])) or "").suffix == ".tsv":
             raise ConfigError(
@@ -165,7 +166,7 @@ def _pack_command(values: Sequence[str], options: SplitOptions, *others: str) ->
 
 def _copy_rows(rows: Rows, chosen: Sequence[int], part: Path, options: SplitOptions) -> None:
     """Write the rows with indices `chosen`, with unchanged bytes, to new files in the folder `part`. Samples of shards
-    keep their keys, unless two samples share a key."""
+    keep their keys; if two samples share a key, all get numbers as keys."""
     shards, suffix = rows.shards, Path(rows.shards.indexes[0].name).suffix
     unique = len({shards.key(i) for i in range(len(shards))}) == len(shards)
     with ROW_FILES[suffix](part, options) as write:
@@ -174,8 +175,8 @@ def _copy_rows(rows: Rows, chosen: Sequence[int], part: Path, options: SplitOpti
 
 
 def _copy_beir(source: Path, queries: Rows, chosen: Sequence[int], part: Path, options: SplitOptions) -> None:
-    """Write a BEIR folder `part` with the questions of indices `chosen`, all of their judgements in options.split, and
-    the whole corpus. source: the BEIR folder; queries: its questions."""
+    """Write a BEIR folder `part` with the questions of indices `chosen`, all of their judgements in options.split (as
+    the split that JUDGED names), and the whole corpus. source: the BEIR folder; queries: its questions."""
     shutil.copyfile(source / "corpus.jsonl", part / "corpus.jsonl")
     (part / "queries.jsonl").write_bytes(b"".join(queries.shards.read(i)["json"] + b"\n" for i in chosen))
     (part / "qrels").mkdir()

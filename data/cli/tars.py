@@ -47,9 +47,9 @@ def _rows_of_samples(index: ShardIndex, table: OffsetTable) -> list[list[int]]:
 
 
 def _members(shards: Shards, rows: Sequence[int], captioned: bool) -> Members:
-    """Return the members of one sample, read from `shards`. rows: its rows in their index, one or more, each of some
-    members. captioned: whether a caption is required. Raises BadRow if the sample cannot be read, or lacks the image or
-    a required caption."""
+    """Return the members of one sample, read from `shards`. rows: the rows of their index that have members of the
+    sample, at least one. captioned: whether a caption is required. Raises BadRow if the sample cannot be read, or lacks
+    the image or a required caption."""
     try:
         members = {suffix: data for row in rows for suffix, data in shards.read(row).items()}
     except DataError as error:

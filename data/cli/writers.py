@@ -218,7 +218,8 @@ def row_writer(folder: Path, options: PackOptions, written: "WrittenIds") -> Ite
     `options.to`.
 
     The function returns whether it wrote the question: False only in the format beir, when an earlier row had the same
-    question. New judgements of such a row are written nevertheless. written: the ids that were written before, which
+    question. New judgements of such a row are written nevertheless. In this format the function raises BadRow for an id
+    that a table cannot hold, and for a question id with two texts. written: the ids that were written before, which
     only the format beir uses.
     """
     if options.to is Target.beir:
@@ -270,9 +271,9 @@ CORPORA = {  # format → name of its file of passages, first line of the file, 
 class CorpusWriter:
     """Writes passages to a new corpus file, each id only once.
 
-    line: converts a passage to a line of the file. written: the ids that were written before. source: an existing
-    corpus whose passages are all copied to the file first, or None. dropped: takes counts of the parts that the file
-    cannot hold. count: number of passages written so far.
+    file: the new corpus file. line: converts a passage to a line of it. written: the ids that were written before.
+    source: an existing corpus whose passages are all copied to the file first, or None. dropped: takes counts of the
+    parts that the file cannot hold. count: number of passages written so far.
     """
 
     file: BinaryIO
@@ -345,8 +346,9 @@ def corpus_writer(
 
 
 class WrittenIds:
-    """Stores the ids of questions, passages and pairs that were written to new files, each with the content key (a
-    hash) of its question or passage. They are in a file on disk, because there may be many millions."""
+    """Stores the ids of questions, passages and pairs (question and passage) that were written to new files, each with
+    the content key (a hash) of its question or passage; 1 for a pair. The ids are in a file on disk, because there may
+    be many millions. database: an empty database, in which the table is made."""
 
     def __init__(self, database: sqlite3.Connection) -> None:
         self._database = database
@@ -361,8 +363,8 @@ class WrittenIds:
         return None if found is None else int(found[0])
 
     def add(self, kind: str, name: str, key: int) -> bool:
-        """Store an id that was written, with its content key (a hash), and return whether the id is new. kind:
-        "question", "passage" or "pair" (question and passage).
+        """Store the id `name`, which was written, with the content key `key` (a hash), and return whether the id is
+        new. kind: "question", "passage" or "pair" (question and passage).
 
         Raises BadRow when the id is already stored with another key.
         """
