@@ -37,7 +37,8 @@ def decode(data: bytes, max_pixels: int) -> Tensor:
 
 
 def to_rgb(image: Image) -> Image:
-    """Convert a PIL image to mode RGB, with white behind transparent pixels."""
+    """Convert a PIL image to mode RGB, with white behind transparent pixels. Of 16-bit pixels the upper 8 bits are
+    taken."""
     from PIL import Image
 
     if image.mode.startswith("I"):  # 16 bits a pixel, which convert() would clip

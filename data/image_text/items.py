@@ -118,7 +118,7 @@ def retrieval_set(shards: Shards, spec: ImageSpec, tokenize: Tokenize, config: D
     all captions under the first name in data.captions.
 
     spec: preprocessing of the image tower (encoder). tokenize: the tokenizer of the text tower. Raises SampleError
-    for a sample that cannot be used.
+    for a sample that has no image or no usable captions. Images are not decoded yet.
     """
     texts: list[str] = []
     owner, image_keys, text_keys = [], [], []

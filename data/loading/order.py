@@ -115,8 +115,8 @@ class Order:
 
 
 def weights_of_rows(sizes: Sequence[int], weights: Sequence[float]) -> Sequence[float]:
-    """Return, for each sample of all sources, the expected number of times that an epoch uses it: the weight of its
-    source. sizes, weights: as of Order."""
+    """Return a list of the expected number of times that an epoch uses each sample of all sources, which is the weight
+    of its source. sizes, weights: number of samples and weight of each source."""
     return np.repeat(np.asarray(weights, np.float64), sizes).tolist()
 
 
