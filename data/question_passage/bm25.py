@@ -78,7 +78,8 @@ def open_bm25(texts: Iterable[str], folder: Path, identity: str, k1: float = K1,
 
     identity: names the corpus and how its texts are made, for example a fingerprint; each identity has its own index.
     k1, b: the two constants of BM25's formula. `texts` is not read if the index exists. Several processes may open an
-    index at the same time. The files are JSON and arrays without pickle. Raises DataError for a damaged index.
+    index at the same time. The files are JSON and arrays without pickle. Raises DataError for a damaged index,
+    ConfigError if no text has a word, and HardwareError if the index cannot be written.
     """
     name = json_digest([FORMAT, identity, k1, b, bm25s.__version__, Stemmer.version()])
     path = folder / f"bm25-{name[:16]}"

@@ -87,8 +87,9 @@ def record_of(fields: Fields, config: PassageConfig, relevance: str | None = Non
     negatives. A question without an id gets the id "".
 
     config: for rows of scored candidates, gives the numbers of positives and hard negatives to take. relevance: name of
-    the field with the weight of the positives; None: no weight is read. Raises BadRow for a damaged row, an unknown
-    format, a row without positives, and a positive whose weight is missing or not in (0, 1].
+    the field with the weight of the positives; None: no weight is read; an IfGiven is read only in rows of the format
+    sentence-transformers that have the field. Raises BadRow for a damaged row, an unknown format, a row without
+    positives, a pair with a score that is not `relevance`, and a positive whose weight is missing or not in (0, 1].
     """
     found = format_of(fields)
     if found is None:
@@ -134,8 +135,9 @@ def query_of(fields: Fields) -> Question:
 
 
 def answered_of(fields: Fields, answers: str) -> Question:
-    """Convert a row without passages to a question with answers. answers: name of the field that holds one answer or a
-    list of them. Raises BadRow for a row without question or answers."""
+    """Convert a row without passages to a question with answers. Its text is the first of the fields question, query
+    and text that the row has. answers: name of the field that holds one answer or a list of them. Raises BadRow for a
+    row without question or answers."""
     name = next((name for name in ("question", "query", "text") if name in fields), None)
     if name is None or not (found := fields.get(answers)):
         raise BadRow("no question with answers", f"its fields are {named(fields)}")
@@ -186,8 +188,8 @@ def label_of(fields: Fields, name: str) -> str:
 
 
 def named(fields: Iterable[str]) -> str:
-    """Join the first NAMED field names as text for a message; names with control characters are escaped. Returns "none"
-    if there is no name."""
+    """Join the first NAMED field names as text for a message, with … for further ones; names with control characters
+    are escaped. Returns "none" if there is no name."""
     names = [short_name(name) for name in islice(fields, NAMED + 1)]
     return ", ".join([*names[:NAMED], *(["…"] if len(names) > NAMED else [])]) or "none"
 
@@ -304,7 +306,8 @@ def _present(fields: Fields, name: str, where: str) -> Any:
 
 def _pools(fields: Fields, name: str, config: PassageConfig) -> tuple[list[int], list[int]]:
     """Choose positives and hard negatives by score from the list of candidates in the field `name`. Return the
-    positions of the config.pos_pool best candidates, and those of the config.neg_pool worst of the others."""
+    positions of the config.pos_pool best candidates, and those of the config.neg_pool worst of the others, both by
+    descending score. Raises BadRow for a candidate without a usable score."""
     scores = [_score(entry, f"{name}[{i}]") for i, entry in enumerate(_list(fields, name))]
     best = sorted(range(len(scores)), key=lambda i: -scores[i])  # stable: of equal scores the first is better
     return best[: config.pos_pool], best[config.pos_pool :][-config.neg_pool :]
