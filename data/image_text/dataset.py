@@ -149,8 +149,9 @@ class PairMaker:
         return bool((self.mined and x_key in self.mined) or self.negatives(sample, x_key, np.zeros(1)))
 
     def batch(self, pairs: Sequence[TrainingPair], bad: tuple[BadSample, ...] = ()) -> Batch:
-        """Return the batch of the given training pairs, with stacked images, whose noise is still to be added, and
-        tokenised captions. bad: the unusable samples for which other samples were taken; the batch lists them."""
+        """Return the batch of b training pairs. x: the images, uint8 (b, 3, S, S), whose noise is still to be added. y:
+        the result of the tokenizer for the captions. The pairs' hard negatives become Batch.extra and Batch.extra_x.
+        bad: the unusable samples for which other samples were taken; the batch lists them."""
         images, texts, *numbers, draws, relevance, negatives, wrong = zip(*pairs, strict=True)
         ids, x_keys, y_keys = map(torch.tensor, numbers)
         x, x_noise = stacked(zip(images, draws, strict=True), self.config.augment)
@@ -291,8 +292,8 @@ def text_key(sample: ShardSample, text: str, config: DataConfig) -> int:
 
 
 def caption_draws(sample: ShardSample, config: DataConfig) -> Iterator[tuple[int, float, str]]:
-    """Yield (key, probability, text) for each caption that training may draw from a sample: its content key, and the
-    probability that it is the one drawn.
+    """Yield (key, probability, text) for each caption that training may draw from a sample. key: the result of
+    `text_key` for the caption. probability: that this caption is drawn when the sample is used.
 
     Raises SampleError at the first name in data.captions under which the captions cannot be used; the captions under
     earlier names have been yielded by then.

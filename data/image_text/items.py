@@ -45,7 +45,8 @@ class Images:
         return transforms.evaluation_batch(map(self.decoded, range(start, min(stop, len(self)))), self.spec)
 
     def decoded(self, i: int) -> Tensor:
-        """Return the decoded image of sample i in its own height H and width W, uint8 (3, H, W)."""
+        """Return the decoded image of sample i in its own height H and width W, uint8 (3, H, W). Raises SampleError for
+        an image that is missing or cannot be decoded."""
         return ShardSample.read(self.shards, i).decoded(self.config.image_key, self.config.max_image_pixels)
 
     def key(self, i: int) -> str:

@@ -54,8 +54,9 @@ class StreamBatch(Batch):
 
 @dataclass(frozen=True)
 class OneEpoch:
-    """A stand-in for `Order`, which divides a run into epochs, for a streaming run: one epoch of `steps_per_epoch`
-    steps, because the number of samples in a stream is not known beforehand. sizes: empty, as no size is known."""
+    """Takes the place of `Order` in a streaming run, to divide the run into epochs. The run is one epoch of
+    `steps_per_epoch` steps, because the number of samples in a stream is not known beforehand. sizes: empty, as no size
+    is known."""
 
     steps_per_epoch: int
     sizes: Sequence[int] = ()
@@ -168,7 +169,7 @@ class Stream:
 
         workers: number of loader processes. timeout: seconds that a loader process may take for a sample before
         HardwareError is raised; 0: no limit. ahead: wraps the iterator of batches, to copy them to the device before
-        their step. noise_later: whether batches keep their noise to be added on the device, as in `build_loader`.
+        their step. noise_later: whether noise is left out of the images, to be added on the device by Batch.with_noise.
         """
         rows = local_rows(self.global_batch_size, self._rank, self._world_size)
         count, steps = rows.stop - rows.start, range(first_step, last_step)

@@ -36,10 +36,10 @@ def batches_of_parts(
     """Yield this rank's batch of each step, put together from the parts that `make` returns. With CUDA it lies in
     pinned memory.
 
-    make(step, number, rows): returns a part: the samples `rows` (a slice) of the step's batch. number: counts the parts
-    of all steps; worker processes make parts in turn. rows: number of samples of a batch. workers: number of loader
-    processes. noise_later: whether noise is left to be added on the device. options: the arguments where, timeout and
-    rank of `prefetched`, whose errors are raised here too.
+    make(step, number, rows): returns a part: the samples `rows` (a slice) of the step's batch. number: number of the
+    part, counted from 0 over all steps; worker processes make parts in turn. rows: number of samples of a batch.
+    workers: number of loader processes. noise_later: whether noise is left to be added on the device. options: the
+    arguments where, timeout and rank of `prefetched`, whose errors are raised here too.
     """
     count = max(min(max(-(-rows // ITEM), workers + 1), rows), 1)
     bounds = [number * rows // count for number in range(count + 1)]
@@ -72,7 +72,7 @@ def assembled(parts: Iterator[B], rows: int, pin: bool) -> B:
 
     The images of a part are copied to their place in the batch as soon as the part comes, and the part's shared memory
     is freed. The parts are changed, and cannot be used afterwards. If the batch has only one part and `pin` is False,
-    nothing is copied.
+    its images are not copied.
     """
     taken: list[B] = []
     images, firsts = dict[str, Tensor](), [0]

@@ -160,8 +160,9 @@ def permuted(value: Ids, size: int, keys: Sequence[int]) -> Ids:
 
 
 def _feistel(value: np.ndarray, low_bits: np.uint64, high_bits: np.uint64, keys: Sequence[int]) -> np.ndarray:
-    """Map the integers `value` by a Feistel network, a bijection of [0, 2^(low_bits + high_bits)). Each round XORs the
-    low_bits lower bits with a hash of the high_bits upper bits, or the reverse. keys: one random integer per round."""
+    """Map the integers `value` by a Feistel network, a bijection of [0, 2^(low_bits + high_bits)). The first round XORs
+    the low_bits lower bits with a hash of the high_bits upper bits, the next round the upper bits with a hash of the
+    lower bits, and so on alternately. keys: one random integer per round."""
     one = np.uint64(1)
     low, high = value & ((one << low_bits) - one), value >> low_bits
     for number, key in enumerate(keys):

@@ -137,8 +137,8 @@ class QuestionPassage:
         return f"row {sample_id} of data.train"
 
     def notes(self) -> list[str]:
-        """Return lines for the log: one warning if data.negatives.per_row is set and none of at most 100 rows, evenly
-        spaced in the data, has hard negatives; else none."""
+        """Return a list of lines for the log: one warning if data.negatives.per_row is set, refresh_every is not, and
+        none of at most 100 rows, evenly spaced in the data, has hard negatives; otherwise an empty list."""
         negatives, looked = self.config.negatives, looked_at(len(self.questions))
         if not negatives.per_row or negatives.refresh_every:
             return []
@@ -181,7 +181,8 @@ def _relevance(drawn: Sequence[DrawnRow], start: int, stop: int | None) -> Tenso
 def _extra(
     y: Tensor, entries: list[tuple[int, Passage, bool]], tokenize: TokenizeTexts, relevance: Tensor | None
 ) -> Extra:
-    """Return k further passages of a batch: hard negatives, and positives beyond the first of each row. k may be 0.
+    """Return k further passages of a batch: hard negatives, and positives beyond the one drawn for each row. k may
+    be 0.
 
     y (k, L): tokens of the passages, L the number of tokens of the longest. entries: for each passage, the index of its
     row in the batch, the passage, and whether it is a positive of this row. tokenize: the tokenizer that made y.

@@ -14,9 +14,9 @@ The names of a row's fields determine its format:
 - scored candidates (EPR): question, and candidates or ctxs [{title, text, score}]; a greater score is better. The best
   data.passage.pos_pool are positives, the worst data.passage.neg_pool of the others are hard negatives.
 
-A question's id is its field query_id, qid, question_id, id or _id, if it has one. data.relevance names a field with the
-relevance of positives, in (0, 1]: of each positive that has fields itself, else of the row, as a number for all of its
-positives or a list with one for each, such as FlagEmbedding's pos_scores.
+A question's id is its field query_id, qid, question_id, id or _id, if it has one. data.relevance names the field with
+the relevance of positives, numbers in (0, 1]. It is a field of each positive if positives are objects with fields; else
+a field of the row: one number for all positives, or a list with one for each, such as FlagEmbedding's pos_scores.
 """
 
 import re
@@ -72,7 +72,8 @@ class QuestionFormat:
 
     def lists(self, fields: Fields, *names: str) -> list[str]:
         """Return the names of the fields of a row that hold lists of passages. names: the lists to look for, such as
-        self.positives; without any, all lists of this format. A list may be in several fields, as negative_1, …."""
+        self.positives; without any, all lists of this format. A list may be spread over several fields, such as
+        negative_1 and negative_2."""
         names = names or (self.positives, self.negatives, self.hard_negatives)
         return [field for name in names if name for field in _numbered(fields, name)]
 
@@ -284,8 +285,9 @@ def _id(fields: Fields, names: Sequence[str], where: str) -> str | None:
 def _of_positives(fields: Fields, name: str, found: QuestionFormat, count: int) -> list[tuple[Any, str]]:
     """Return, for each of the `count` positives of a row, the value of the field `name` and its location for messages.
 
-    The field is one of each passage if passages have fields, else one of the row, with one value for all positives or a
-    list of one value each. Raises BadRow when the field is missing, and for a list of another length.
+    The field is in each passage if passages are objects with fields; else it is in the row, and has one value for all
+    positives or a list with one value for each. Raises BadRow when the field is missing, and for a list of another
+    length.
     """
     if found.read_list is _passages:
         entries = [(entry, f"{found.positives}[{i}]") for i, entry in enumerate(_list(fields, found.positives))]

@@ -286,7 +286,8 @@ class BeirQuestions:
     corpus: used in place of the folder's own passages; None: these are used. key: the configuration key of the folder,
     for messages. graded: whether rows have the relevance of their positives, which is the grade divided by the largest
     grade of the file. columns: as in `RowQuestions`. left_out: a message about judgements of unknown ids; "" if there
-    are none.
+    are none. The constructor raises ConfigError for a split that the folder lacks; DataError for a damaged file, and
+    when more judgements name unknown ids than known ones.
     """
 
     def __init__(self, folder: str, split: str, corpus: Corpus | None, key: str, graded: bool = False) -> None:

@@ -74,7 +74,7 @@ class Sequences:
         )
 
     def notes(self) -> list[str]:
-        """Return a line for the log: the numbers of steps, sequences, items and samples."""
+        """Return a list with one line for the log: the numbers of steps, sequences, items and samples."""
         items = f", {len(self.items.names):,} items" if len(self.items.names) else ""
         steps, longest = f"{self.pairs:,} steps of {len(self.log.users):,} sequences{items}", self.windows.sizes.max()
         return [f"{steps}: {len(self.windows):,} samples of at most {longest} steps"]

@@ -24,11 +24,11 @@ SHOWN = 5  # number of items of a history that Histories.text shows
 
 @dataclass(frozen=True)
 class Histories:
-    """n histories, each with the items of a user before an event, at least one.
+    """n histories. A history has the items of a user before an event, at least one item.
 
     log: all E events. event_n (n,) int64: index of the event after the last event of each history; may be E. items: the
     N items that have an embedding, numbers 0 … N − 1 of the log; items of the log with larger numbers are left out of
-    histories. length: the number of items of a history that a model gets, the last ones.
+    histories. length: the most items of a history that a model gets; of a longer history it gets the last ones.
     """
 
     log: Log

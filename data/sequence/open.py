@@ -28,7 +28,8 @@ def items_of(names: Sequence[str], config: DataConfig, model: Any) -> CatalogueI
 
 
 def open_sequences(config: DataConfig, model: Any) -> tuple[Log, CatalogueItems]:
-    """Open the training data of task=sequence: return the events, and their items. model: as in `items_of`."""
+    """Open the training data of task=sequence: return the events, and their items. model: as in `items_of`. Raises
+    ConfigError if files or columns are missing, and DataError for data that cannot be read."""
     if config.items is ItemKind.frames:
         frames = Frames(frame_files(config.train))
         return frames.log(), ItemFrames(frames)
@@ -48,7 +49,7 @@ def known_ids(config: DataConfig, exported: Sequence[str], inputs: int | None) -
 
 def inputs_of(config: DataConfig) -> int:
     """Return the size of the input of an item tower: the number of items in data.train, or the number of features of a
-    frame if items are frames."""
+    frame if items are frames. Reads the whole log. Raises ConfigError and DataError as `open_sequences` does."""
     if config.items is ItemKind.frames:
         return Frames(frame_files(config.train)).width
     return len(open_log(config.train, config).items)

@@ -169,8 +169,8 @@ class _Hashing(RawIOBase):
 
 
 def scan_stream(stream: "BufferedReader[Any]", path: str) -> Scan | RowScan:
-    """Scan a stream at the start of the shard `path`, and return the samples and errors found. The suffix of the path
-    determines the format. Raises DataError for a text file that is not UTF-8."""
+    """Scan a shard and return the samples and errors found. stream: the bytes of the shard, at their start. path: path
+    of the shard; its suffix determines the format. Raises DataError for a text file that is not UTF-8."""
     scan_rows = ROW_SCANS.get(_suffix(path))
     return scan_rows(stream, skip_mark(stream, path)) if scan_rows else scan_tar(stream)
 

@@ -85,8 +85,8 @@ class Shards:
         return self.locate(sample_id)[0].path, self.key(sample_id)
 
     def key(self, sample_id: int) -> str:
-        """Return the key of a sample, which is in a tar shard its name without suffix, in a file of rows its line or
-        row number, as a text."""
+        """Return the key of a sample as text: in a tar shard the sample's name without suffix, in a file of rows its
+        line or row number."""
         shard, row = self._position(sample_id)
         return self._opened(shard)[0].key(row)
 
