@@ -180,8 +180,8 @@ class Stream:
 
     def state(self, gather: Callable[[StreamProgress], Sequence[StreamProgress]]) -> dict[str, Any]:
         """Return the progress of a stream in all training processes (which shards were read, and how far) as a dict for
-        JSON, of bounded size, for a checkpoint. Sets `progress.first` to the first draw that is not used up in all
-        processes, and drops the draws below it from `progress.finished`.
+        JSON, of bounded size, for a checkpoint. Sets `progress.first` to the first draw that no process has used up,
+        and drops the draws below it from `progress.finished`.
 
         gather: takes the progress of this process and returns the progress of each process. If it communicates, all
         processes must call `state` together.

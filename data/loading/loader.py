@@ -37,7 +37,7 @@ def cores_of_rank() -> int:
     """Return the number of CPU cores for this process, rounded down: the cores of the job on this machine, divided by
     the number of the job's processes on this machine (environment variable LOCAL_WORLD_SIZE, or 1). The job's cores are
     those that this process may use, or the number in the environment variable DYAD_CORES, which launch/torchrun.sh sets
-    when it binds each process to the cores near its GPU; in both cases at most the quota of the container."""
+    because it may bind each process to the cores near its GPU; in both cases at most the quota of the container."""
     cores = min(int(os.environ.get("DYAD_CORES") or available_cores()), core_quota())
     return int(cores) // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
 

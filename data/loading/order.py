@@ -30,7 +30,8 @@ class Order:
     samples ⌊w⌋ times, and a random share w - ⌊w⌋ of its samples once more: round(w · size) samples in all. seed:
     determines all random choices; it may be a text, so that two orders of one run differ. global_batch_size: samples of
     one step, over all ranks. shuffle: 'window' permutes chunks of ids and then samples inside windows, so that reads
-    stay local; 'full' permutes single samples over the whole epoch. Raises ConfigError when an epoch has no whole
+    stay local; 'full' permutes single samples over the whole epoch. samples_per_epoch: samples that all sources give in
+    an epoch; steps_per_epoch: number of whole global batches of these. Raises ConfigError when an epoch has no whole
     global batch, and when the weight of a source gives none of its samples.
     """
 

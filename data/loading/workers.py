@@ -108,7 +108,7 @@ class WorkerGroup:
 
     size: number of workers. rank, where: for error messages, as in `prefetched`. Two attributes are arrays in shared
     memory with one entry for each worker, which the worker writes: current_items, the item that it is loading, and
-    begun, the number of items that it has begun so far.
+    begun, the number of items that it has begun so far. processes: the workers, once `running` has started them.
     """
 
     def __init__(self, size: int, rank: int, where: Callable[[int], str]) -> None:

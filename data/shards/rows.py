@@ -30,7 +30,11 @@ def open_rows(files: Sequence[str]) -> "Rows":
 
 
 class Rows:
-    """Random access to the rows of several files by row index, 0 … len - 1 across all files. Can be pickled."""
+    """Random access to the rows of several files by row index, 0 … len - 1 across all files. Can be pickled.
+
+    files: paths of the files. fingerprint: a hash of their names and contents. shards: the opened files, each row as a
+    sample.
+    """
 
     def __init__(self, shards: Shards) -> None:
         self.shards = shards

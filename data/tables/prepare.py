@@ -64,7 +64,8 @@ def checked_tables(options: TableOptions, check_row: CheckRow = id) -> Tables:
 
 def prepared_tables(options: TableOptions, check_row: CheckRow = id) -> Tables:
     """Return a function, the argument `tables` of `parse_sources`, that converts the tables that a path names to shards
-    and returns the paths of the shards; none for a path that is no table. A shard that the cache has is not made again.
+    and returns the paths of the shards; none for a path that is no table. A shard that the cache has is not made again;
+    a line is printed when one is made.
     check_row: called for each row of tables of texts; it raises BadRow for a row that cannot be used (the default
     accepts all). The function raises ConfigError for a table that is too large or lacks a column, DataError for a bad
     row."""
