@@ -1,4 +1,5 @@
-"""Build the catalogue of captions: a table of all captions that training may draw, with their probabilities."""
+"""Build the catalogue of captions: a table of all captions that training may draw, and how often an epoch draws each
+(expected number of times)."""
 
 from collections.abc import Iterator
 from contextlib import suppress
@@ -16,11 +17,12 @@ from dyad.data.shards.shards import Shards
 
 
 def caption_catalogue(shards: Shards, maker: PairMaker) -> Catalogue:
-    """Return the catalogue of the captions of all samples under the names in data.captions. Captions with one meaning
-    (data.text_key) share a key.
+    """Return the catalogue of the captions of all samples under the names in data.captions. If data.text_key is set,
+    captions of samples with the same value in this json field share a key.
 
-    Samples with unusable captions are left out, because the loader replaces them. The first call for given data reads
-    all samples and stores the table in a cache file. Raises DataError for a damaged shard.
+    maker: has the configuration and the tokenizer. Unusable captions of a sample, and its captions under later names,
+    are left out. The first call for given data reads all samples and stores the table in a cache file. Raises DataError
+    for a damaged shard.
     """
     config = maker.config
     weights = weights_of_rows(shards.sizes, shards.weights)

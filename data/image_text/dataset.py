@@ -85,7 +85,8 @@ class PairMaker:
         text tower. seed: the seed of the run, on which all random draws depend. mined, mined_images: mined hard
         negatives, texts and images; None: there are none.
 
-        Raises ConfigError when data.negatives.lists asks for mined negatives and there are none.
+        Raises ConfigError when data.negatives.lists has "mined" and no file of mined negatives is given for a kind that
+        is to be drawn (texts or images). If the list has other entries too, a file for the other kind is enough.
         """
         negatives, files = config.negatives, {MinedTexts.key: mined, MinedImages.key: mined_images}
         counts = {MinedTexts.key: negatives.per_row, MinedImages.key: negatives.pictures}
@@ -107,7 +108,8 @@ class PairMaker:
         """Return a training pair (image and one caption) of the sample. sample_id: stored in the pair. epoch, position:
         two numbers that together with the run's seed determine all random parts (caption, augmentation, negatives).
 
-        Raises SampleError, naming shard and key, for a sample that cannot be used.
+        Raises SampleError, naming shard and key, for a sample that cannot be used, and DataError when a drawn mined
+        image is in no sample of data.train.
         """
         config, count = self.config, CAPTION_DRAWS + transforms.DRAWS
         texts_end = count + config.negatives.per_row
@@ -127,27 +129,29 @@ class PairMaker:
         """Draw texts that do not match the image of a sample (hard negatives), at most one for each number in `draws`.
 
         x_key: content key of the image. draws: random numbers in [0, 1). No caption of the sample is drawn. Raises
-        SampleError as `pair` does.
+        SampleError if its captions or the hard negatives in its json fields cannot be used.
         """
         right = [text for name in self.config.captions for text in self.texts(sample, name)]
         return draw_texts(wrong_texts(sample, x_key, self.config, self.mined), right, draws)
 
     def has_images(self, sample: ShardSample) -> bool:
         """Whether a sample has hard negative images for one of its captions, or the file of mined images has a line for
-        one of its captions (even an empty one). Raises SampleError as `pair` does."""
+        one of its captions (even an empty one). Raises SampleError if its image is missing, or a caption or the first
+        negative image found cannot be used."""
         x_key = content_key(sample.image(self.config.image_key))
         texts = (text for name in self.config.captions for text in self.texts(sample, name))
         return self.wrong.any_for(sample, texts, x_key)
 
     def has_negatives(self, sample: ShardSample) -> bool:
         """Whether a sample has hard negative texts for its image, or the file of mined texts has a line for this image
-        (even an empty one). Raises SampleError as `pair` does."""
+        (even an empty one). Raises SampleError if its image is missing, or its captions or negatives cannot be used."""
         x_key = content_key(sample.image(self.config.image_key))
         return bool((self.mined and x_key in self.mined) or self.negatives(sample, x_key, np.zeros(1)))
 
     def batch(self, pairs: Sequence[TrainingPair], bad: tuple[BadSample, ...] = ()) -> Batch:
-        """Return the batch of the given training pairs, with stacked images, whose noise is still to be added, and
-        tokenised captions. bad: the unusable samples for which other samples were taken; the batch lists them."""
+        """Return the batch of b training pairs. x: the images, uint8 (b, 3, S, S), whose noise is still to be added. y:
+        the result of the tokenizer for the captions. The pairs' hard negatives become Batch.extra and Batch.extra_x.
+        bad: the unusable samples for which other samples were taken; the batch lists them."""
         images, texts, *numbers, draws, relevance, negatives, wrong = zip(*pairs, strict=True)
         ids, x_keys, y_keys = map(torch.tensor, numbers)
         x, x_noise = stacked(zip(images, draws, strict=True), self.config.augment)
@@ -177,8 +181,9 @@ class PairMaker:
         )
 
     def check(self, sample: ShardSample) -> None:
-        """Raise SampleError when a sample cannot be used for training: its image is missing or cannot be decoded, or
-        the captions under any of the names in data.captions are missing or unusable, or it has no relevance."""
+        """Raise SampleError when a sample cannot be used for training: its image is missing or cannot be decoded, the
+        captions under any of the names in data.captions are missing or unusable, the json field named by data.relevance
+        holds no number in (0, 1], or the json field named by data.text_key is missing."""
         self.relevance(sample)
         sample.decoded(self.config.image_key, self.config.max_image_pixels)
         for name in self.config.captions:
@@ -201,7 +206,7 @@ def maker_with_mined(
     """Return a PairMaker with the mined negatives of data.negatives.file and data.negatives.picture_file.
 
     shards: the training data, which hold the mined images; None: a stream, which uses no mined images. Raises
-    ConfigError for a missing file, and DataError for a damaged one.
+    ConfigError for a missing file and in the cases of PairMaker, and DataError for a damaged file.
     """
     texts, images = config.negatives.file, config.negatives.picture_file
     mined = MinedTexts(texts) if texts else None
@@ -235,7 +240,8 @@ class ImageText:
         samples and batches from pairs.
 
         Raises SampleError when all checked samples are unusable, so that a wrong key or field in the configuration is
-        reported before any loader process starts; ConfigError when hard negatives are asked for and none are found.
+        reported before any loader process starts; ConfigError when hard negatives are asked for and none of at most 100
+        samples has any.
         """
         self.shards, self._maker, limit = shards, maker, maker.config.bad_in_a_row_limit
         self._replacements = Replacements(shards.sizes, maker.seed, limit)
@@ -245,7 +251,7 @@ class ImageText:
                 self._check_negatives(name, has_any)
 
     def _check_negatives(self, name: str, has_any: Callable[[ShardSample], bool]) -> None:
-        """Raise ConfigError if none of the samples of `looked_at` (at most 100) has hard negatives.
+        """Raise ConfigError if none of at most 100 samples, evenly spaced in the data, has hard negatives.
 
         name: the key of data.negatives that says how many are drawn for a row. has_any: whether a sample has some.
         """
@@ -260,8 +266,9 @@ class ImageText:
     def __getitems__(self, positions: Sequence[tuple[int, int]]) -> Batch:
         """Return the training batch of the samples at the given positions, each a pair (epoch, sample id).
 
-        Bad (unusable) samples are replaced by others, unless data.bad_samples=stop. Raises DataError, naming the shard,
-        when a shard cannot be read, and after data.bad_in_a_row consecutive bad samples.
+        Bad (unusable) samples are replaced by others. Raises DataError, naming the shard, when a shard cannot be read,
+        and when a sample and its replacements, data.bad_in_a_row samples in all, are bad. With data.bad_samples=stop
+        no sample is replaced: the first bad one raises SampleError.
         """
 
         def pair(epoch: int, sample_id: int) -> TrainingPair:
@@ -285,16 +292,14 @@ def text_key(sample: ShardSample, text: str, config: DataConfig) -> int:
 
 
 def caption_draws(sample: ShardSample, config: DataConfig) -> Iterator[tuple[int, float, str]]:
-    """Yield (key, probability, text) for each caption that training may draw from a sample: its content key, and the
-    probability that it is the one drawn.
+    """Yield (key, probability, text) for each caption that training may draw from a sample. key: the result of
+    `text_key` for the caption. probability: that this caption is drawn when the sample is used.
 
-    Raises SampleError for captions that cannot be used.
+    Raises SampleError at the first name in data.captions under which the captions cannot be used; the captions under
+    earlier names have been yielded by then.
     """
     weights = config.caption_weights or [1.0] * len(config.captions)
     for name, weight in zip(config.captions, weights, strict=True):
         texts = sample.captions(name, config.caption_per) if weight else []
         for text in texts:
             yield text_key(sample, text, config), weight / sum(weights) / len(texts), text
-
-
-# Evaluation -----------------------------------------------------------------------------------------------------------

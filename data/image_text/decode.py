@@ -18,8 +18,8 @@ def decode(data: bytes, max_pixels: int) -> Tensor:
     """Decode a JPEG, PNG or WebP image to uint8 (3, H, W), H its height and W its width.
 
     Transparent areas become white; the first frame of an animation is decoded. Raises DataError with the reason for
-    damaged data, for other formats, for more than `max_pixels` pixels, and for a JPEG of too many scans. Pixels and
-    scans are counted before anything is decoded.
+    damaged data, for other formats, for more than `max_pixels` pixels, and for a JPEG of more than MAX_SCANS scans
+    (passes over the image). Pixels and scans are counted before anything is decoded.
     """
     refuse_many_scans(data)
     if data[:3] == JPEG_MAGIC:
@@ -37,7 +37,8 @@ def decode(data: bytes, max_pixels: int) -> Tensor:
 
 
 def to_rgb(image: Image) -> Image:
-    """Convert a PIL image to mode RGB, with white behind transparent pixels."""
+    """Convert a PIL image to mode RGB, with white behind transparent pixels. Of 16-bit pixels the upper 8 bits are
+    taken."""
     from PIL import Image
 
     if image.mode.startswith("I"):  # 16 bits a pixel, which convert() would clip

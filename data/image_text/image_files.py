@@ -53,7 +53,7 @@ class Header(NamedTuple):
 
 def read_header(data: bytes, max_pixels: int) -> Header:
     """Return the header of a JPEG, PNG or WebP image. Raises DataError for other data, for more than `max_pixels`
-    pixels, and for a JPEG of too many scans."""
+    pixels, and for a JPEG with too many scans or segments (see refuse_many_scans)."""
     refuse_many_scans(data)
     with opened_image(data, max_pixels, "max_image_pixels") as image:
         return Header(SUFFIX_OF[str(image.format)], image.mode, *image.size)
@@ -117,7 +117,8 @@ def _is_one_scan(data: bytes) -> bool:
 
 
 def _segments(data: bytes) -> Iterator[tuple[bytes, int]]:
-    """Yield, for each segment of a JPEG, its marker byte and the offset of its length field in `data`."""
+    """Yield, for each segment of a JPEG up to the end of the image, its marker byte and the offset in `data` behind the
+    marker, where the segment's length field is."""
     offset = 2
     while (found := SEGMENT.search(data, offset)) and found[1] != END_OF_IMAGE:
         yield found[1], found.end()

@@ -41,11 +41,12 @@ class ImageViews:
         check_any(range(min(len(shards), max(config.bad_in_a_row_limit, 1))), lambda i: self._cropped(0, i))
 
     def __getitems__(self, positions: Sequence[tuple[int, int]]) -> Batch:
-        """Return the batch of the samples at the given positions, each a pair (epoch, sample id): x, y uint8 (b, 3, S,
-        S), whose noise is still to be added.
+        """Return the batch of the samples at the given b positions, each a pair (epoch, sample id): x, y uint8 (b, 3,
+        S, S), S the side of the tower's input in pixels. Their noise is still to be added.
 
-        Bad (unusable) samples are replaced by others, unless data.bad_samples=stop. Raises DataError, naming the shard,
-        when a shard cannot be read, and after data.bad_in_a_row consecutive bad samples.
+        Bad (unusable) samples are replaced by others. Raises DataError, naming the shard, when a shard cannot be read,
+        and when a sample and its replacements, data.bad_in_a_row samples in all, are bad. With data.bad_samples=stop
+        no sample is replaced: the first bad one raises SampleError.
         """
         cropped, bad = self._replacements.load(positions, self._cropped, self.shards.origin)
         ids, keys, *views = zip(*cropped, strict=True)
@@ -67,8 +68,9 @@ class ImageViews:
         return sample_id, content_key(sample.image(config.image_key)), x, y
 
     def cropped(self, image: Tensor, epoch: int, sample_id: int, view: int) -> Cropped:
-        """Return one view of a decoded image, uint8 (3, H, W): the image cropped and resized to uint8 (3, S, S), and
-        the DRAWS random numbers of its augmentation. Its noise is still to be added. view: 0 for x, 1 for y."""
+        """Return one view of the decoded image `image`, uint8 (3, H, W): the image cropped and resized to uint8 (3, S,
+        S), and the random numbers in [0, 1) of its augmentation, float64 (DRAWS,). Its noise is still to be added.
+        view: 0 for x, 1 for y."""
         draws = transforms.uniforms(self.seed, epoch, sample_id, 2 * transforms.DRAWS).reshape(2, -1)[view]
         return transforms.training_size(image, self.spec, self.augments[view], draws), draws
 
@@ -99,7 +101,7 @@ def view_pairs(shards: Shards, spec: ImageSpec, config: DataConfig, seed: int) -
     """Build the set on which retrieval of the other view of an image is evaluated. It has two views of each image in
     `shards`: views x as its `images`, and views y as its `texts`.
 
-    Arguments as of `ImageViews`. Raises SampleError for an image that cannot be used.
+    Arguments as of `ImageViews`. Raises SampleError when a sample has no image, or the first image cannot be decoded.
     """
     views = ImageViews(shards, spec, replace(config, bad_samples=BadSamples.stop), seed)
     images = (ShardSample.read(shards, i).image(config.image_key) for i in range(len(shards)))

@@ -34,13 +34,15 @@ class GivenImages:
         return len(self.images)
 
     def block(self, start: int, stop: int) -> Tensor:
-        """Return the images start … stop − 1 as uint8 (k, 3, S, S), S the side of the tower's input in pixels."""
+        """Return the k images start … stop − 1 as uint8 (k, 3, S, S), S the side of the tower's input in pixels. Raises
+        DataError as `pixels` does."""
         return evaluation_batch((pixels(each, self.max_pixels) for each in self.images[start:stop]), self.spec)
 
 
 def pixels(image: ImageInput, max_pixels: int) -> Tensor:
-    """Return an image as uint8 (3, H, W). max_pixels: the most pixels of an encoded image. Raises DataError for an
-    image that cannot be read or is too large, and for a value that is no image."""
+    """Return an image as uint8 (3, H, W). image: a path, the bytes of a file, a PIL image, or uint8 pixels: (H, W, 3)
+    of numpy or (3, H, W) of torch. max_pixels: the most pixels of an encoded image (path or bytes). Raises DataError
+    for an image that cannot be read or is too large, and for a value that is no image."""
     if isinstance(image, bytes):
         return decode(image, max_pixels)
     if isinstance(image, str | PathLike):

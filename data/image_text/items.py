@@ -45,7 +45,8 @@ class Images:
         return transforms.evaluation_batch(map(self.decoded, range(start, min(stop, len(self)))), self.spec)
 
     def decoded(self, i: int) -> Tensor:
-        """Return the decoded image of sample i in its own height H and width W, uint8 (3, H, W)."""
+        """Return the decoded image of sample i in its own height H and width W, uint8 (3, H, W). Raises SampleError for
+        an image that is missing or cannot be decoded."""
         return ShardSample.read(self.shards, i).decoded(self.config.image_key, self.config.max_image_pixels)
 
     def key(self, i: int) -> str:
@@ -118,7 +119,7 @@ def retrieval_set(shards: Shards, spec: ImageSpec, tokenize: Tokenize, config: D
     all captions under the first name in data.captions.
 
     spec: preprocessing of the image tower (encoder). tokenize: the tokenizer of the text tower. Raises SampleError
-    for a sample that cannot be used.
+    for a sample that has no image or no usable captions. Images are not decoded yet.
     """
     texts: list[str] = []
     owner, image_keys, text_keys = [], [], []

@@ -1,8 +1,9 @@
 """Hard negative texts of images (texts that do not match an image), and files of mined hard negatives.
 
 The texts are in a json field of the sample (data.negatives.fields), or were mined by `python -m eval.mine`. A file of
-mined negatives has a line per item: {"query_id": name of the item's content key, "negatives": [best ranked first],
-"scores": [...]}. Items of equal content share a line. Hard negative images: data/image_text/wrong_images.py.
+mined negatives has a line per item: {"query_id": the item's content key in hexadecimal digits, "negatives": [best
+ranked first], "scores": [...]}. Items of equal content share a line. Hard negative images:
+data/image_text/wrong_images.py.
 """
 
 from __future__ import annotations
@@ -35,9 +36,10 @@ class Mined:
     line: ClassVar[str]
 
     def __init__(self, path: str) -> None:
-        """Open the file `path` of mined negatives.
+        """Open the file `path` of mined negatives. The first call reads all lines, and stores a table of their content
+        keys in a cache file.
 
-        Raises ConfigError when it is missing, and DataError, naming the line, when a line is not of the form
+        Raises ConfigError when the file is missing, and DataError, naming the line, when a line is not of the form
         {"query_id": content key, "negatives": […]}, or repeats an item.
         """
         self._rows = rows = open_mined(path, self.key)
@@ -60,7 +62,8 @@ class Mined:
         return is_text(value)
 
     def _by_key(self, rows: Rows) -> Int64s:
-        """Return, for all n lines, the content keys of their items, ascending, and their line numbers: int64 (2, n)."""
+        """Return, for all n lines, the content keys of their items, ascending, and the index of each line from 0: int64
+        (2, n). Raises DataError for a malformed line and for two lines of one item."""
         found = {}
         for i in range(len(rows)):
             fields = rows.fields(i)
@@ -87,8 +90,8 @@ class MinedTexts(Mined):
 def wrong_texts(own: ShardSample, x_key: int, config: DataConfig, mined: MinedTexts | None) -> Sequence[str]:
     """Return the hard negative texts of an image, from the first list in data.negatives.lists that has any.
 
-    own: the sample of the image. x_key: content key of the image. Raises SampleError if a json field of
-    data.negatives.fields is no text or list of texts.
+    own: the sample of the image. x_key: content key of the image. mined: the file of mined texts; None: there is none.
+    Raises SampleError if a json field of data.negatives.fields is no text or list of texts, or a text is blank.
     """
     lists = {
         NegativeList.hard_negatives: lambda: [
@@ -100,8 +103,8 @@ def wrong_texts(own: ShardSample, x_key: int, config: DataConfig, mined: MinedTe
 
 
 def draw_texts(texts: Sequence[str], right: Sequence[str], draws: np.ndarray) -> tuple[str, ...]:
-    """Draw texts without replacement, at most one for each number in `draws`, which are random in [0, 1). right: texts
-    that are never drawn."""
+    """Draw texts without replacement, at most one for each number in `draws`, which are random in [0, 1). Equal texts
+    are drawn at most once. right: texts that are never drawn."""
     keys, excluded = ([content_key(text.encode()) for text in some] for some in (texts, right))
     return tuple(texts[i] for i in sample(distinct(keys, set(excluded)), draws))
 

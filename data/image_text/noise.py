@@ -144,7 +144,7 @@ def _hue_shifted(pixels: Tensor, shifts: Tensor) -> Tensor:
 
     Combines the conversions from RGB to HSV and back. The hue runs from 0 (red) over 2 (green) and 4 (blue) to 6. A
     channel whose own hue (0, 2 or 4) is at distance d from the shifted hue of the pixel gets the value
-    high - (high - low) · min(max(d - 1, 0), 1), with the highest and lowest channel of the pixel.
+    high - (high - low) · min(max(d - 1, 0), 1). high, low: the largest and smallest of the pixel's channel values.
     """
     high, low = pixels.amax(1, keepdim=True), pixels.amin(1, keepdim=True)
     spread, (red, green, blue) = high - low, pixels.split(1, 1)

@@ -3,10 +3,10 @@ sequence of draws; each draw is one shard to be read.
 
 The shard of draw k is a function of (seed, k): in one pass over all shards each comes once, or as often as its weight
 says. The draws are dealt to R readers, one in each loader process of each training process: reader r takes the draws r,
-r + R, r + 2 R, …. A reader never runs out of samples, whatever its shards hold, because every training process takes
-part in every step. All random parts of a sample depend only on (seed, draw, position in the shard).
+r + R, r + 2 R, …. As the draws are endless, every reader has samples for every step, however many samples its shards
+hold. All random parts of a sample depend only on (seed, draw, position in the shard).
 
-The shards are webdataset's, but they are not read with its library. Its reader silently skips what follows a damaged
+The shards have webdataset's format, but are not read with its library. Its reader silently skips what follows a damaged
 part; here a shard is parsed as strictly as by the index. Its shuffle buffer may hold a sample for ever, so that no
 shard is ever known to be used up; here samples are mixed block by block, and a resumed run restarts only a few shards.
 """
@@ -54,8 +54,9 @@ class StreamBatch(Batch):
 
 @dataclass(frozen=True)
 class OneEpoch:
-    """A stand-in for `Order`, which divides a run into epochs, for a streaming run: one epoch of `steps_per_epoch`
-    steps, because the number of samples in a stream is not known beforehand. sizes: empty, as no size is known."""
+    """Takes the place of `Order` in a streaming run, to divide the run into epochs. The run is one epoch of
+    `steps_per_epoch` steps, because the number of samples in a stream is not known beforehand. sizes: empty, as no size
+    is known."""
 
     steps_per_epoch: int
     sizes: Sequence[int] = ()
@@ -168,7 +169,7 @@ class Stream:
 
         workers: number of loader processes. timeout: seconds that a loader process may take for a sample before
         HardwareError is raised; 0: no limit. ahead: wraps the iterator of batches, to copy them to the device before
-        their step. noise_later: whether batches keep their noise to be added on the device, as in `build_loader`.
+        their step. noise_later: whether noise is left out of the images, to be added on the device by Batch.with_noise.
         """
         rows = local_rows(self.global_batch_size, self._rank, self._world_size)
         count, steps = rows.stop - rows.start, range(first_step, last_step)
@@ -178,8 +179,9 @@ class Stream:
             yield batch
 
     def state(self, gather: Callable[[StreamProgress], Sequence[StreamProgress]]) -> dict[str, Any]:
-        """Return the progress of a stream in all training processes (which shards were read, and how far) as JSON of
-        bounded size, for a checkpoint.
+        """Return the progress of a stream in all training processes (which shards were read, and how far) as a dict for
+        JSON, of bounded size, for a checkpoint. Sets `progress.first` to the first draw that no process has used up,
+        and drops the draws below it from `progress.finished`.
 
         gather: takes the progress of this process and returns the progress of each process. If it communicates, all
         processes must call `state` together.
@@ -208,11 +210,12 @@ class Stream:
         return value
 
     def _part(self, step: int, part: int, rows: slice) -> StreamBatch:
-        """Return a batch of the next samples, as many as `rows` has, of the one reader in this loader process. The
-        first call creates the reader.
+        """Return a batch of the next samples of the one reader in this loader process. The first call creates the
+        reader.
 
-        part: index of the part of the step; modulo the number of loader processes, the index of the reader, because
-        torch deals parts to its loader processes in turn.
+        part: number of the part, counted over all steps. Modulo the number of loader processes it is the index of this
+        loader process, because torch deals parts to its loader processes in turn. rows: a slice, whose length is the
+        number of samples. step: not used.
         """
         number = self._rank * self._readers + part % self._readers
         self._reader = self._reader or Reader(self, number, self._world_size * self._readers)
@@ -240,7 +243,7 @@ class Reader:
 
     def batch(self, size: int) -> StreamBatch:
         """Return a batch of the next `size` usable samples. Raises DataError after data.bad_in_a_row consecutive bad
-        samples, and for any bad sample with data.bad_samples=stop."""
+        samples, for any bad sample with data.bad_samples=stop, and in the cases of the method `samples`."""
         pairs: list[TrainingPair] = []
         taken = Counter[int]()
         while len(pairs) < size:
@@ -271,7 +274,7 @@ class Reader:
 
     def samples(self) -> Iterator[StreamSample]:
         """Yield, in order, the samples of all draws (shards to be read) of this reader, except the draws that are used
-        up already.
+        up already. The next batch will report the draws whose shards were read to their end, and damaged shards.
 
         Raises DataError when as many consecutive shards have no sample as the reader reads in a pass (at least
         MIN_EMPTY), and for a damaged shard with data.bad_samples=stop.

@@ -53,7 +53,8 @@ def evaluation_transform(image: Tensor, spec: ImageSpec) -> Tensor:
     """Resize an image without augmentation: uint8 (3, H, W) → uint8 (3, S, S), S = spec.size. An image that already has
     this size is returned unchanged.
 
-    With colours scaled to 0..1, the result differs from open_clip's preprocessing by at most 2/255.
+    With colours scaled to 0..1, the result differs from open_clip's preprocessing by at most 2/255. Of an image whose
+    longer side is more than MAX_ASPECT times the shorter one, only a part of the pixels is resized.
     """
     size, side, (height, width) = spec.size, spec.resized or spec.size, image.shape[-2:]
     if height == width == side == size:

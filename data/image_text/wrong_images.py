@@ -46,9 +46,10 @@ class MinedImages(Mined):
     line = '{"query_id": content key of a caption, "negatives": [content keys of images]}'
 
     def __init__(self, path: str, shards: Shards, config: DataConfig) -> None:
-        """Open the file `path` of mined images, which lie in `shards`. Raises ConfigError and DataError as Mined does.
+        """Open the file `path` of mined images, which lie in `shards`.
 
         The first call for given shards reads all of their images, and stores the content key of each in a cache file.
+        Raises ConfigError when the file is missing, and DataError when a line is malformed or repeats a caption.
         """
         super().__init__(path)
         self._shards, self._config = shards, config
@@ -93,7 +94,8 @@ class WrongImages:
         """Draw hard negative images for the caption `text` of the sample `own`, at most data.negatives.pictures.
 
         x_key: content key of the sample's own image, which is never drawn. No image is drawn twice. draws: as many
-        random numbers in [0, 1) as the property `draws` says. Raises SampleError for an image that cannot be decoded.
+        random numbers in [0, 1) as the property `draws` says. Raises SampleError for an image that cannot be decoded,
+        and DataError for a mined image that is in no sample of data.train.
         """
         which, of_images = np.split(draws, [self.config.negatives.pictures])
         size = partial(training_size, spec=self.spec, augment=self.config.augment)
@@ -102,7 +104,8 @@ class WrongImages:
 
     def any_for(self, own: ShardSample, texts: Iterable[str], x_key: int) -> bool:
         """Whether one of the captions `texts` of the sample `own` has hard negative images, or a line in the file of
-        mined images (even an empty one). One image is decoded. Raises SampleError if this fails."""
+        mined images (even an empty one). The first image that is found is decoded: SampleError is raised if this fails,
+        and DataError for a mined image that is in no sample of data.train."""
         for text in texts:
             for image in self._chosen(own, text, x_key, np.zeros(1)):
                 image.decoded()

@@ -1,7 +1,8 @@
 """The order of samples for data.batches=by_source: all samples of a global batch come from one source.
 
-Each source has an order of its own, with an epoch of ⌊w · n / G⌋ batches (w: its weight, n: its samples, G: samples of
-a global batch). An epoch of the run is one epoch of each source, with all their batches permuted.
+Each source has an order of its own, with an epoch of ⌊round(w · n) / G⌋ batches (w: its weight, n: its number of
+samples, G: samples of a global batch). An epoch of the run is one epoch of each source, with all their batches
+permuted.
 """
 
 from bisect import bisect_right
@@ -40,8 +41,8 @@ class BySource(Order):
         self.steps_per_epoch = self._first_batches[-1]
 
     def source(self, step: int) -> tuple[int, int]:
-        """Return the index of the source of optimiser step `step` (from 0), and the number of this step among the steps
-        of the source."""
+        """Return the index of the source from which optimiser step `step` takes its batch, and the number of this step
+        among the steps of the source, over all epochs. Steps are counted from 0."""
         epoch, batch = divmod(step, self.steps_per_epoch)
         place = int(permuted(np.array([batch]), self.steps_per_epoch, self._keys(epoch, "batches"))[0])
         source = bisect_right(self._first_batches, place) - 1

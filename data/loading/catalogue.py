@@ -63,7 +63,8 @@ class Catalogue:
         return len(self.starts)
 
     def text(self, entry: int) -> Any:
-        """Read the text of the entry with index `entry`. Raises DataError or SampleError if its file has changed."""
+        """Return the text of the entry with index `entry`, read from its file. Raises DataError or SampleError if the
+        file has changed."""
         return self.read(*self.mapped.array[[PLACE, PART], entry].tolist())
 
     def positions(self, keys_k: Int64s) -> Int64s:

@@ -20,10 +20,11 @@ from dyad.data.shards.shards import Shards
 
 @dataclass(frozen=True)
 class ClassNumbers:
-    """The names of C classes. A call converts n names to class numbers 0 … C − 1, int64 (n,). If C is 1, any other name
-    gets the number 1.
+    """The names of C classes. A call converts n names to class numbers 0 … C − 1, int64 (n,). If C is 1, every name
+    other than that of the class gets the number 1.
 
-    A call raises SampleError for a name that is none of two or more classes. where: begins the message.
+    If C is more than 1, a call raises SampleError for a name that is not in `names`. where: text with which the message
+    begins.
     """
 
     names: Sequence[str]
@@ -45,7 +46,8 @@ class Labelled:
     samples of all other classes (y).
 
     samples: the data set of all samples, whose batches have the class number of each sample as y. classes: a name or
-    text for each of C classes; tokenize(classes) returns their inputs of the y tower. None: class 0 against the others.
+    text for each of C classes; None: the pairs are samples of class 0 and of the others. tokenize(classes): returns the
+    inputs of the y tower for the classes; not used if `classes` is None.
     """
 
     samples: BatchSource
@@ -65,8 +67,8 @@ class Labelled:
     def completed(self, batch: Batch, rank: int, world_size: int) -> Batch:
         """Return `batch`, a batch of `samples`, with the sides x and y that the losses need.
 
-        With self.classes, y becomes this rank's share of the inputs of all classes, and Batch.positives the class
-        number of each sample. Without, x becomes the samples of class 0, and y the other samples.
+        If self.classes is not None, y becomes this rank's share of the inputs of all classes, and Batch.positives the
+        class number of each sample. Otherwise x becomes the samples of class 0, and y the other samples.
         """
         if self.classes is not None:
             own = local_rows(len(self.classes), rank, world_size)
@@ -86,8 +88,9 @@ class RareOrder(Order):
     evenly over its rows.
 
     The rare samples and the others are ordered separately, so a rare sample may come again before all others came once;
-    an epoch is a pass over the others. is_rare: (n,) bool, whether each sample of `shards` is of the rare class. how:
-    arguments of Order. Raises ConfigError if there are too few samples of either kind.
+    an epoch is a pass over the others. is_rare: (n,) bool, whether each of the n samples of `shards` is of the rare
+    class. how: the arguments of Order other than sizes and weights. Raises ConfigError if there are too few samples of
+    either kind. `local` returns the step in place of the epoch.
     """
 
     def __init__(self, shards: Shards, is_rare: np.ndarray, data: DataConfig, **how: Any) -> None:

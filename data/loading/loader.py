@@ -34,9 +34,10 @@ def worker_count(workers: int | str, device: torch.device) -> int:
 
 
 def cores_of_rank() -> int:
-    """Return the number of CPU cores for this process: the cores of the job on this machine, divided by the job's
-    processes there. The environment variable DYAD_CORES has the number of cores of the job if launch/torchrun.sh bound
-    each process to the cores near its GPU."""
+    """Return the number of CPU cores for this process, rounded down: the cores of the job on this machine, divided by
+    the number of the job's processes on this machine (environment variable LOCAL_WORLD_SIZE, or 1). The job's cores are
+    those that this process may use, or the number in the environment variable DYAD_CORES, which launch/torchrun.sh sets
+    because it may bind each process to the cores near its GPU; in both cases at most the quota of the container."""
     cores = min(int(os.environ.get("DYAD_CORES") or available_cores()), core_quota())
     return int(cores) // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
 
@@ -70,8 +71,9 @@ def build_loader(
     dataset: makes the batches. order: decides which samples a step uses. workers: number of loader processes. timeout:
     seconds that a worker may take for a sample; 0: no limit. noise_later: whether noise is left out of the batches, to
     be added on the device by Batch.with_noise. drawn: adds noise items to each batch; None: none. With CUDA batches lie
-    in pinned memory. Raises HardwareError when a worker dies or exceeds the timeout, and the UserError that `dataset`
-    raised for a batch that it cannot make.
+    in pinned memory. If `dataset` has a method completed(batch, rank, world_size), its result is yielded for each
+    batch. Raises HardwareError when a worker dies or exceeds the timeout, and the UserError that `dataset` raised for a
+    batch that it cannot make.
     """
     local = lru_cache(maxsize=1)(order.local)  # a worker may make several parts of a step
 

@@ -37,7 +37,7 @@ def looked_at(count: int) -> list[int]:
 
 def open_mined(path: str, key: str = "data.negatives.file") -> Rows:
     """Open the file of mined negatives at `path`, the value of the configuration key `key`. Raises ConfigError for a
-    path that matches several files or has a sampling weight (path@2)."""
+    path that matches no file or several, or has a sampling weight (path@2), and DataError for a damaged file."""
     source, *others = parse_sources([path], key)
     if others or source.weight != 1:
         raise ConfigError(f"{key}={path}: write one file, without a weight.")

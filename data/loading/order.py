@@ -30,7 +30,8 @@ class Order:
     samples ⌊w⌋ times, and a random share w - ⌊w⌋ of its samples once more: round(w · size) samples in all. seed:
     determines all random choices; it may be a text, so that two orders of one run differ. global_batch_size: samples of
     one step, over all ranks. shuffle: 'window' permutes chunks of ids and then samples inside windows, so that reads
-    stay local; 'full' permutes single samples over the whole epoch. Raises ConfigError when an epoch has no whole
+    stay local; 'full' permutes single samples over the whole epoch. samples_per_epoch: samples that all sources give in
+    an epoch; steps_per_epoch: number of whole global batches of these. Raises ConfigError when an epoch has no whole
     global batch, and when the weight of a source gives none of its samples.
     """
 
@@ -115,8 +116,8 @@ class Order:
 
 
 def weights_of_rows(sizes: Sequence[int], weights: Sequence[float]) -> Sequence[float]:
-    """Return, for each sample of all sources, the expected number of times that an epoch uses it: the weight of its
-    source. sizes, weights: as of Order."""
+    """Return a list of the expected number of times that an epoch uses each sample of all sources, which is the weight
+    of its source. sizes, weights: number of samples and weight of each source."""
     return np.repeat(np.asarray(weights, np.float64), sizes).tolist()
 
 
@@ -160,8 +161,9 @@ def permuted(value: Ids, size: int, keys: Sequence[int]) -> Ids:
 
 
 def _feistel(value: np.ndarray, low_bits: np.uint64, high_bits: np.uint64, keys: Sequence[int]) -> np.ndarray:
-    """Map the integers `value` by a Feistel network, a bijection of [0, 2^(low_bits + high_bits)). Each round XORs the
-    low_bits lower bits with a hash of the high_bits upper bits, or the reverse. keys: one random integer per round."""
+    """Map the integers `value` by a Feistel network, a bijection of [0, 2^(low_bits + high_bits)). The first round XORs
+    the low_bits lower bits with a hash of the high_bits upper bits, the next round the upper bits with a hash of the
+    lower bits, and so on alternately. keys: one random integer per round."""
     one = np.uint64(1)
     low, high = value & ((one << low_bits) - one), value >> low_bits
     for number, key in enumerate(keys):

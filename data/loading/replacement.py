@@ -26,7 +26,8 @@ class Replacements:
     """Reads the samples of a batch, and replaces a bad sample by another sample of the same source.
 
     sizes: number of samples of each source; sample ids count consecutively through all sources. seed: determines the
-    replacements. limit: the number of consecutive bad samples that stop the run (data.bad_in_a_row); 0: replace none.
+    replacements. limit: the run stops when a sample and its replacements, this many samples in all, are bad
+    (data.bad_in_a_row); 0: no sample is replaced.
     """
 
     sizes: Sequence[int]
@@ -50,9 +51,9 @@ class Replacements:
         """Load the samples of a batch: call read(epoch, sample_id) for each pair in `positions`. Return the results,
         and a record of each replaced sample.
 
-        When `read` raises SampleError, it is called for a replacement instead. Raises DataError when `self.limit`
-        samples in a row are bad. With a limit of 0 no sample is replaced: the SampleError is raised. origin(sample_id):
-        returns the shard and the key of a sample, for the record.
+        When `read` raises SampleError, it is called for a replacement instead. Raises DataError when a sample and its
+        replacements, `self.limit` samples in all, are bad. With a limit of 0 no sample is replaced: the SampleError is
+        raised. origin(sample_id): returns the shard and the key of a sample, for the record.
         """
         loaded: list[T] = []
         bad: list[BadSample] = []

@@ -108,7 +108,7 @@ class WorkerGroup:
 
     size: number of workers. rank, where: for error messages, as in `prefetched`. Two attributes are arrays in shared
     memory with one entry for each worker, which the worker writes: current_items, the item that it is loading, and
-    begun, the number of items that it has begun so far.
+    begun, the number of items that it has begun so far. processes: the workers, once `running` has started them.
     """
 
     def __init__(self, size: int, rank: int, where: Callable[[int], str]) -> None:
@@ -169,15 +169,17 @@ class WorkerGroup:
             raise self.error from None
 
     def check_alive(self) -> None:
-        """Raise HardwareError, naming the worker, when one of the loader's worker processes has died."""
+        """Raise HardwareError, naming the worker, when one of the loader's worker processes has died: by a signal, or
+        with an exit code other than 0. The workers of all running loaders are then killed."""
         for worker, process in enumerate(self.processes):
             if code := process.exitcode:
                 how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
                 _fail(f"{self._describe(worker)} {how}. {LIKELY_CAUSE.get(code, 'Its own words are above.')}")
 
     def _check_progress(self, expected: int, seconds: float) -> None:
-        """Raise HardwareError if the worker with index `expected` has begun no item since the previous call. Called
-        every `seconds` seconds while a value of this worker is awaited.
+        """Raise HardwareError if the worker with index `expected` has begun no item since the previous call. The
+        workers of all running loaders are then killed. Called every `seconds` seconds while a value of this worker is
+        awaited.
 
         If a signal such as SIGSTOP has stopped a worker, the message names the stopped worker instead, because it may
         hold up the others.

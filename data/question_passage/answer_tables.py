@@ -18,7 +18,8 @@ from dyad.data.tables.readers import open_table
 def is_answers_table(source: Any, columns: Sequence[str]) -> bool:
     """Whether `source` is the path of a DPR table of questions and answers, rather than of questions with passages.
 
-    columns: the setting data.columns, names of columns to use; if it is not empty, the table is none of DPR's."""
+    columns: the setting data.columns, names of columns to use; if it is not empty, the table is none of DPR's. False
+    for anything but the path of a .csv or .tsv file; True for such a file whose first line cannot be read as names."""
     path = Path(source if isinstance(source, str) else "").expanduser()
     if columns or path.suffix not in (".csv", ".tsv") or not path.is_file():
         return False
@@ -31,7 +32,8 @@ def is_answers_table(source: Any, columns: Sequence[str]) -> bool:
 def read_answers_table(path: Path) -> Iterator[Question]:
     """Yield the questions of a DPR table, whose rows are: question <tab> Python list of answers.
 
-    The id of a question is its row index, from 0. Raises DataError, with the line, for a row of another form.
+    The id of a question is its row index, from 0. A typographic apostrophe of a question becomes '. Raises DataError,
+    with the line, for a row of another form.
     """
     with open_text(str(path)) as file:
         table = csv.reader((line.decode("utf-8") for line in file), delimiter="\t")

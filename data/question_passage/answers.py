@@ -26,7 +26,8 @@ _SECONDS = 10.0  # limit for one pattern in one text; a pattern with catastrophi
 
 def prepared(answers: Iterable[str], mode: AnswerMatch = AnswerMatch.string) -> "Answers":
     """Return an Answers object that searches texts for the answers of one question. mode: whether the answers are
-    strings or regular expressions.
+    strings or regular expressions. A search for a regular expression raises DataError if it takes more than 10 seconds
+    in one text.
     """
     return _Strings(answers) if mode is AnswerMatch.string else _Patterns(answers)
 
@@ -73,7 +74,8 @@ class _Strings:
 
 
 class _Patterns:
-    """Finds the answers of one question in texts; the answers are regular expressions. Methods as of _Strings."""
+    """Finds the answers of one question in texts; the answers are regular expressions. Methods as of _Strings; they
+    raise DataError if a search in one text takes more than _SECONDS. Empty matches are no spans."""
 
     def __init__(self, answers: Iterable[str]) -> None:
         self._patterns = [p for answer in answers if (p := _compiled(_decomposed(answer))) is not None]

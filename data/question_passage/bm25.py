@@ -4,8 +4,8 @@ The score of a query q and a passage d is the sum over the words t of q, repeate
 − df + ½) / (df + ½)) · (tf / (tf + k1 (1 − b + b |d| / average length))). N: number of passages; df: number of passages
 with t; tf: count of t in d; |d|: number of words of d. This is "accurate" Lucene of Kamphuis et al. 2020: true lengths,
 without the constant factor k1 + 1, which does not change the order. A word is two or more letters, digits or
-underscores, in lower case. Lucene's 33 stop words are left out: on the development topics nDCG@10 is .306 without them
-and .298 with them.
+underscores, in lower case. Lucene's 33 stop words are left out: on the development questions of data/samples/topics
+nDCG@10 is .306 without them and .298 with them.
 """
 
 import re
@@ -78,7 +78,8 @@ def open_bm25(texts: Iterable[str], folder: Path, identity: str, k1: float = K1,
 
     identity: names the corpus and how its texts are made, for example a fingerprint; each identity has its own index.
     k1, b: the two constants of BM25's formula. `texts` is not read if the index exists. Several processes may open an
-    index at the same time. The files are JSON and arrays without pickle. Raises DataError for a damaged index.
+    index at the same time. The files are JSON and arrays without pickle. Raises DataError for a damaged index,
+    ConfigError if no text has a word, and HardwareError if the index cannot be written.
     """
     name = json_digest([FORMAT, identity, k1, b, bm25s.__version__, Stemmer.version()])
     path = folder / f"bm25-{name[:16]}"

@@ -40,8 +40,9 @@ def open_corpus(value: str | Sequence[str], key: str) -> "Corpus":
 
 
 def corpus_files(value: str | Sequence[str], key: str, tables: Tables) -> list[str]:
-    """Return the paths of the corpus files that `value` names: paths or URLs, or a BEIR or MS MARCO folder. Reads none
-    of the files. tables: a function that converts a table to shards and returns their paths.
+    """Return the paths of the corpus files that `value` names: paths or URLs, or a BEIR or MS MARCO folder. Files are
+    not read, except tables by `tables`. tables: returns the paths of the files to read for the path of a table, such as
+    shards to which it converts the table.
 
     Raises ConfigError, naming the configuration key `key`, when `value` matches no file or has a sampling weight
     (path@2), which a corpus must not have.

@@ -101,8 +101,9 @@ class QuestionPassage:
     def __getitems__(self, positions: Sequence[tuple[int, int]]) -> Batch:
         """Return the training batch of the rows at the given positions, each a pair (epoch, row index).
 
-        Bad (unusable) rows are replaced by others, unless data.bad_samples=stop. Raises DataError, naming the file,
-        when a file cannot be read, and after data.bad_in_a_row consecutive bad rows.
+        Bad rows, whose stored bytes are damaged, are replaced by others. Raises DataError, naming the file, when a file
+        has changed or cannot be read, and when a row and its replacements, data.bad_in_a_row rows in all, are bad. With
+        data.bad_samples=stop no row is replaced: the first bad one raises SampleError.
         """
         drawn, bad = self._replacements.load(positions, self.drawn, self.questions.origin)
         config = self.config
@@ -136,8 +137,8 @@ class QuestionPassage:
         return f"row {sample_id} of data.train"
 
     def notes(self) -> list[str]:
-        """Return lines for the log: one warning if data.negatives.per_row is set and none of at most 100 rows, evenly
-        spaced in the data, has hard negatives; else none."""
+        """Return a list of lines for the log: one warning if data.negatives.per_row is set, refresh_every is not, and
+        none of at most 100 rows, evenly spaced in the data, has hard negatives; otherwise an empty list."""
         negatives, looked = self.config.negatives, looked_at(len(self.questions))
         if not negatives.per_row or negatives.refresh_every:
             return []
@@ -148,11 +149,13 @@ class QuestionPassage:
         return [f"data.negatives.per_row={negatives.per_row}: {without_negatives(len(looked))}"]
 
     def drawn(self, epoch: int, i: int) -> DrawnRow:
-        """Draw the passages of row i of the training data for an epoch: one positive, up to data.negatives.per_row hard
-        negatives, and all other positives of the row if data.passage.positives is "all".
+        """Draw the passages of row i of the training data for an epoch: one positive (the first of the row if
+        data.passage.positives is "first"), up to data.negatives.per_row hard negatives, and all other positives of the
+        row if data.passage.positives is "all".
 
         The draw uses 1 + data.negatives.per_row random numbers that depend only on the seed, the epoch and i. Raises
-        SampleError when the row, or a passage that it names, has changed since it was indexed.
+        SampleError when the stored bytes of the row, or of a passage that it names, are damaged, and DataError when
+        their file has changed since it was indexed.
         """
         row, config = self.questions.row(i), self.config
         draws = uniforms(self.seed, epoch, i, 1 + config.negatives.per_row)
@@ -178,7 +181,8 @@ def _relevance(drawn: Sequence[DrawnRow], start: int, stop: int | None) -> Tenso
 def _extra(
     y: Tensor, entries: list[tuple[int, Passage, bool]], tokenize: TokenizeTexts, relevance: Tensor | None
 ) -> Extra:
-    """Return k further passages of a batch: hard negatives, and positives beyond the first of each row. k may be 0.
+    """Return k further passages of a batch: hard negatives, and positives beyond the one drawn for each row. k may
+    be 0.
 
     y (k, L): tokens of the passages, L the number of tokens of the longest. entries: for each passage, the index of its
     row in the batch, the passage, and whether it is a positive of this row. tokenize: the tokenizer that made y.

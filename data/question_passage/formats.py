@@ -14,9 +14,9 @@ The names of a row's fields determine its format:
 - scored candidates (EPR): question, and candidates or ctxs [{title, text, score}]; a greater score is better. The best
   data.passage.pos_pool are positives, the worst data.passage.neg_pool of the others are hard negatives.
 
-A question's id is its field query_id, qid, question_id, id or _id, if it has one. data.relevance names a field with the
-relevance of positives, in (0, 1]: of each positive that has fields itself, else of the row, as a number for all of its
-positives or a list with one for each, such as FlagEmbedding's pos_scores.
+A question's id is its field query_id, qid, question_id, id or _id, if it has one. data.relevance names the field with
+the relevance of positives, numbers in (0, 1]. It is a field of each positive if positives are objects with fields; else
+a field of the row: one number for all positives, or a list with one for each, such as FlagEmbedding's pos_scores.
 """
 
 import re
@@ -72,7 +72,8 @@ class QuestionFormat:
 
     def lists(self, fields: Fields, *names: str) -> list[str]:
         """Return the names of the fields of a row that hold lists of passages. names: the lists to look for, such as
-        self.positives; without any, all lists of this format. A list may be in several fields, as negative_1, …."""
+        self.positives; without any, all lists of this format. A list may be spread over several fields, such as
+        negative_1 and negative_2."""
         names = names or (self.positives, self.negatives, self.hard_negatives)
         return [field for name in names if name for field in _numbered(fields, name)]
 
@@ -87,8 +88,9 @@ def record_of(fields: Fields, config: PassageConfig, relevance: str | None = Non
     negatives. A question without an id gets the id "".
 
     config: for rows of scored candidates, gives the numbers of positives and hard negatives to take. relevance: name of
-    the field with the weight of the positives; None: no weight is read. Raises BadRow for a damaged row, an unknown
-    format, a row without positives, and a positive whose weight is missing or not in (0, 1].
+    the field with the weight of the positives; None: no weight is read; an IfGiven is read only in rows of the format
+    sentence-transformers that have the field. Raises BadRow for a damaged row, an unknown format, a row without
+    positives, a pair with a score that is not `relevance`, and a positive whose weight is missing or not in (0, 1].
     """
     found = format_of(fields)
     if found is None:
@@ -134,8 +136,9 @@ def query_of(fields: Fields) -> Question:
 
 
 def answered_of(fields: Fields, answers: str) -> Question:
-    """Convert a row without passages to a question with answers. answers: name of the field that holds one answer or a
-    list of them. Raises BadRow for a row without question or answers."""
+    """Convert a row without passages to a question with answers. Its text is the first of the fields question, query
+    and text that the row has. answers: name of the field that holds one answer or a list of them. Raises BadRow for a
+    row without question or answers."""
     name = next((name for name in ("question", "query", "text") if name in fields), None)
     if name is None or not (found := fields.get(answers)):
         raise BadRow("no question with answers", f"its fields are {named(fields)}")
@@ -186,8 +189,8 @@ def label_of(fields: Fields, name: str) -> str:
 
 
 def named(fields: Iterable[str]) -> str:
-    """Join the first NAMED field names as text for a message; names with control characters are escaped. Returns "none"
-    if there is no name."""
+    """Join the first NAMED field names as text for a message, with … for further ones; names with control characters
+    are escaped. Returns "none" if there is no name."""
     names = [short_name(name) for name in islice(fields, NAMED + 1)]
     return ", ".join([*names[:NAMED], *(["…"] if len(names) > NAMED else [])]) or "none"
 
@@ -282,8 +285,9 @@ def _id(fields: Fields, names: Sequence[str], where: str) -> str | None:
 def _of_positives(fields: Fields, name: str, found: QuestionFormat, count: int) -> list[tuple[Any, str]]:
     """Return, for each of the `count` positives of a row, the value of the field `name` and its location for messages.
 
-    The field is one of each passage if passages have fields, else one of the row, with one value for all positives or a
-    list of one value each. Raises BadRow when the field is missing, and for a list of another length.
+    The field is in each passage if passages are objects with fields; else it is in the row, and has one value for all
+    positives or a list with one value for each. Raises BadRow when the field is missing, and for a list of another
+    length.
     """
     if found.read_list is _passages:
         entries = [(entry, f"{found.positives}[{i}]") for i, entry in enumerate(_list(fields, found.positives))]
@@ -304,7 +308,8 @@ def _present(fields: Fields, name: str, where: str) -> Any:
 
 def _pools(fields: Fields, name: str, config: PassageConfig) -> tuple[list[int], list[int]]:
     """Choose positives and hard negatives by score from the list of candidates in the field `name`. Return the
-    positions of the config.pos_pool best candidates, and those of the config.neg_pool worst of the others."""
+    positions of the config.pos_pool best candidates, and those of the config.neg_pool worst of the others, both by
+    descending score. Raises BadRow for a candidate without a usable score."""
     scores = [_score(entry, f"{name}[{i}]") for i, entry in enumerate(_list(fields, name))]
     best = sorted(range(len(scores)), key=lambda i: -scores[i])  # stable: of equal scores the first is better
     return best[: config.pos_pool], best[config.pos_pool :][-config.neg_pool :]

@@ -57,7 +57,8 @@ def qrels_file(folder: str, split: str, setting: str) -> str:
 
 def judgements(path: str) -> Iterator[Judgement]:
     """Yield the judgements of a file with the columns query-id, corpus-id and score (BEIR), or question, 0, passage and
-    grade (TREC): the line number, the ids of question and passage, and the grade. Blank lines are left out.
+    grade (TREC): the line number, the ids of question and passage, and the grade. Blank lines, and a first line with
+    the names of the columns, are left out.
 
     The first line determines for the whole file how many columns there are, and whether tabs (ids may then hold spaces)
     or spaces separate columns. Raises DataError, naming the line, when a line cannot be read.

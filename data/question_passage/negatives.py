@@ -68,9 +68,10 @@ class MinedNegatives:
         """Open the file `path` of mined negatives for the rows of `questions`. The negatives are passages of the corpus
         questions.corpus.
 
-        Raises ConfigError when the file or the corpus is missing, or when no question of the file is among the rows.
-        Raises DataError, naming the line, when a line is not of the form {"query_id": id, "negatives": [passage ids]},
-        repeats a question, or has an id that the corpus lacks.
+        The first call for given data reads the whole file and stores the negatives in a cache file. Raises ConfigError
+        when the file or the corpus is missing, or when no question of the file is among the rows. Raises DataError,
+        naming the line, when a line is not of the form {"query_id": id, "negatives": [passage ids]}, repeats a
+        question, or has an id that the corpus lacks.
         """
         if (corpus := questions.corpus) is None:
             raise ConfigError("data.negatives.file names passages by id: set data.passage.corpus to their file.")
@@ -91,9 +92,9 @@ def _by_row(rows: Rows, questions: QuestionRows, corpus: Corpus) -> Int64s:
     """Build one int64 array with the mined hard negatives of all n question rows. rows: the lines of the file of mined
     negatives.
 
-    The array has two parts: n + 1 offsets into the second part, where the passages of question row i are from offset
-    [i] to before offset [i + 1]; and the positions of all these passages in the corpus. Raises DataError for a bad
-    line, and ConfigError when no question of the file is among the rows.
+    The array has two parts: n + 1 offsets into the second part, and the positions in the corpus of all negatives. The
+    negatives of question row i are the entries offsets[i] … offsets[i + 1] − 1 of the second part. Raises DataError for
+    a bad line, and ConfigError when no question of the file is among the rows.
     """
     ids, lists = [], []
     for i in range(len(rows)):

@@ -27,8 +27,8 @@ class PromptAnswers(QuestionPassage):
     """The training data set of prompts and answers. A y item is a prompt with one of its answers, right or wrong, as a
     row of tokens; x is zeros (b, 1), because the y tower alone scores the pair.
 
-    The keys data.question.* hold for prompts, data.passage.* for answers. tokenize(prompts, answers, most tokens of a
-    prompt, most tokens of an answer): returns the rows of tokens, int64 (n, 1 + L).
+    The settings data.question.* apply to prompts, data.passage.* to answers. tokenize(prompts, answers, most tokens of
+    a prompt, most tokens of an answer): returns the rows of tokens, int64 (n, 1 + L).
     """
 
     def inputs(self, drawn: Sequence[DrawnRow], passages: Sequence[tuple[int, Passage]]) -> tuple[Tensor, Tensor]:
@@ -81,7 +81,7 @@ def answer_lists(value: str, config: DataConfig, tokenize: Any, key: str) -> Ans
     Equal answers of a prompt count once, as right if one of them is right. A prompt may have no wrong answer.
 
     key: the configuration key of `value`, for messages. Raises DataError for a row that cannot be used and if there is
-    no row; ConfigError as `open_questions` does.
+    no row; ConfigError for a value that cannot work, such as a missing file.
     """
     questions = open_questions(value, config, key)
     rows = [questions.row(i) for i in range(len(questions))]
@@ -100,9 +100,9 @@ def answer_lists(value: str, config: DataConfig, tokenize: Any, key: str) -> Ans
 
 
 def rows_as_prompts(lists: AnswerLists, template: str) -> list[str]:
-    """Return each prompt with its first right answer as a text, such as an example for few-shot prompts.
+    """Return a text for each prompt and its first right answer, such as an example for few-shot prompts.
 
-    template: the text, in which {question} and {answer} are replaced.
+    template: the text, in which {question} and {answer} are replaced by the prompt and the answer, without prefixes.
     """
     right = np.flatnonzero(lists.right_N)
     first_n = right[np.searchsorted(lists.row_N[right], np.arange(len(lists.prompts)))].tolist()

@@ -67,9 +67,10 @@ class QuestionRow:
 
 def named_files(value: str | Sequence[str], config: DataConfig, key: str = "data.train") -> list[str]:
     """Return the paths of the files of question rows that `value` names, in the syntax of data.train; for a BEIR or MS
-    MARCO folder, the path of its judgements. Neither reads nor indexes their rows.
+    MARCO folder, the path of its judgements. Files are not indexed, and tables are only checked by their first row.
 
-    key: the configuration key of `value`, for error messages. Raises ConfigError for a value that cannot work.
+    key: the configuration key of `value`, for error messages. Raises ConfigError for a value that cannot work, also in
+    data.passage.corpus.
     """
     if config.passage.corpus:
         corpus_files(config.passage.corpus, "data.passage.corpus", checked_tables(TableOptions()))
@@ -182,9 +183,10 @@ class QuestionRows:
 class RowQuestions:
     """The question rows of files in any of the formats in formats.FORMATS. Can be pickled.
 
-    A question without an id gets the name of its content key as id, as `python -m data pack` does, so the id does not
-    depend on the name or folder of the file. columns, int64 (3, n), memory-mapped: two rows with the 128-bit hash of
-    each question's id, one row with the number of bytes of its text. relevance: the setting data.relevance.
+    A question without an id gets its content key in hexadecimal digits as id, as `python -m data pack` does, so the id
+    does not depend on the name or folder of the file. columns, int64 (3, n), memory-mapped: two rows with the 128-bit
+    hash of each question's id, one row with the number of bytes of its text. relevance: the setting data.relevance.
+    The constructor and the methods that read rows raise DataError, naming the row, for one that cannot be used.
     """
 
     left_out = ""
@@ -284,7 +286,8 @@ class BeirQuestions:
     corpus: used in place of the folder's own passages; None: these are used. key: the configuration key of the folder,
     for messages. graded: whether rows have the relevance of their positives, which is the grade divided by the largest
     grade of the file. columns: as in `RowQuestions`. left_out: a message about judgements of unknown ids; "" if there
-    are none.
+    are none. The constructor raises ConfigError for a split that the folder lacks; DataError for a damaged file, and
+    when more judgements name unknown ids than known ones.
     """
 
     def __init__(self, folder: str, split: str, corpus: Corpus | None, key: str, graded: bool = False) -> None:

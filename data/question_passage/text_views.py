@@ -41,7 +41,8 @@ def text_of(fields: Fields) -> Passage:
 
 
 def text_sources(value: Any, config: DataConfig, by: Callable[[TableOptions, CheckRow], Tables]) -> list[ShardSource]:
-    """Return the files of texts that `value` names, in the syntax of data.train; for a BEIR folder its passages.
+    """Return the files of texts that `value` names, in the syntax of data.train; for a BEIR or MS MARCO folder the file
+    of its passages.
 
     by: what to do with tables among the files: checked_tables only checks them, prepared_tables converts them to
     shards. Raises ConfigError for a value that cannot work, and for a table without texts.
@@ -76,8 +77,11 @@ class SingleTexts:
 
     def __getitems__(self, positions: Sequence[tuple[int, int]]) -> Batch:
         """Return the batch of the rows at the given positions, each a pair (epoch, row index). x is tokens, int64 (b,
-        L); y is the same tokens, or the class numbers, int64 (b,). Bad (unusable) rows are replaced by others, unless
-        data.bad_samples=stop. Raises DataError after data.bad_in_a_row consecutive bad rows."""
+        L), L the number of tokens of the longest text; y is the same tokens, or the class numbers, int64 (b,).
+
+        Bad (unusable) rows are replaced by others. Raises DataError when a row and its replacements, data.bad_in_a_row
+        rows in all, are bad. With data.bad_samples=stop no row is replaced: the first bad one raises SampleError.
+        """
         found, bad = self._replacements.load(positions, self._text, self.rows.shards.origin)
         ids, texts, labels = zip(*found, strict=True)
         x = tokens(texts, self.tokenize, self.config.passage)
@@ -113,7 +117,7 @@ def text_tokens(
 
 
 def plain_text(fields: Fields) -> str:
-    """Return the field "text" of a row. Raises BadRow for a row without it."""
+    """Return the text in the field "text" of a row. Raises BadRow if the field is missing or is no text."""
     return formats.text_of(fields.get("text"), "'text'")
 
 

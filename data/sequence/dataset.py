@@ -1,6 +1,6 @@
 """The training data set of task=sequence. A sample is a window (consecutive steps) of a sequence; each step is a pair.
 
-x is the item of a step, from which, with the items before it, a tower makes the context of the step. y is the next
+x is the item of a step. A tower makes the context of the step from this item and the items before it. y is the next
 item, or the item of the step itself for objectives that choose later steps as positives themselves (CPC).
 
 Letters in shapes: S steps of all samples of a batch; N items.
@@ -48,8 +48,9 @@ class Sequences:
         """Return the batch of the windows at the given positions, each a pair (epoch, index of the window). It has a
         row for each of the S steps of these windows.
 
-        x_places has the place of each step in its window, from 0. sample_ids are indices among the steps of all
-        windows. Raises DataError for an item that cannot be read.
+        x_places has the place of each step in its window, from 0. sample_ids, and x_keys too, are indices among the
+        steps of all windows. y_keys are content keys of the items' ids; if items are frames, they equal sample_ids.
+        Raises DataError for an item that cannot be read.
         """
         windows = np.array([window for _, window in positions], np.int64)
         sizes = self.windows.sizes[windows]
@@ -73,7 +74,7 @@ class Sequences:
         )
 
     def notes(self) -> list[str]:
-        """Return a line for the log: the numbers of steps, sequences, items and samples."""
+        """Return a list with one line for the log: the numbers of steps, sequences, items and samples."""
         items = f", {len(self.items.names):,} items" if len(self.items.names) else ""
         steps, longest = f"{self.pairs:,} steps of {len(self.log.users):,} sequences{items}", self.windows.sizes.max()
         return [f"{steps}: {len(self.windows):,} samples of at most {longest} steps"]
@@ -87,8 +88,8 @@ class Sequences:
 def catalogue_of(data: Sequences, paths: Sequence[str], tokenize: Any) -> Catalogue:
     """Return the catalogue of all items of the log, from which noise samples of NCE are drawn.
 
-    The count of an item in it is how often the item is a target (y) in one epoch: at how many steps of the training
-    windows, which are the sequences of the log cut into parts.
+    The catalogue also has the number of times that each item is a target (y) in one epoch, counted over all steps of
+    the training windows.
 
     paths: the files of the log; a cache file is stored for the first. tokenize: the tokenizer of items that are texts;
     None for other items.

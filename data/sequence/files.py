@@ -12,8 +12,8 @@ def sequence_files(value: Any, config: DataConfig, key: str = "data.train") -> l
     """Return the paths of the files of sequences that `value` names, in the syntax of data.train: logs of events, or
     .npy files of frames. key: the configuration key of `value`, for messages.
 
-    Raises ConfigError if there is none, for a log without the columns that data.sequence.* names, and if the images of
-    items are not set."""
+    Raises ConfigError if `value` names no file, for a log without the columns that data.sequence.* names, and for
+    items that are images when data.sequence.items is not set."""
     if config.items is ItemKind.frames:
         return frame_files(value, key)
     if config.items is ItemKind.pictures and config.sequence.items is None:

@@ -24,7 +24,8 @@ SUFFIX = (".npy",)
 
 def frame_files(value: Any, key: str = "data.train") -> list[str]:
     """Return the paths of the .npy files that `value` names, in the syntax of data.train. key: the configuration key of
-    `value`, for messages. Raises ConfigError if there is none, and for a URL."""
+    `value`, for messages. Sampling weights (path@2) have no effect. Raises ConfigError if there is no file, and for a
+    URL."""
     files = [file for source in parse_sources(value, key, SUFFIX) for file in source.shards]
     if remote := next(filter(scheme_of, files), None):
         raise ConfigError(f"{key}={remote}: frames are read from files of this machine. Download them first")

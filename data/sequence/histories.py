@@ -24,11 +24,11 @@ SHOWN = 5  # number of items of a history that Histories.text shows
 
 @dataclass(frozen=True)
 class Histories:
-    """n histories, each with the items of a user before an event, at least one.
+    """n histories. A history has the items of a user before an event, at least one item.
 
     log: all E events. event_n (n,) int64: index of the event after the last event of each history; may be E. items: the
     N items that have an embedding, numbers 0 … N − 1 of the log; items of the log with larger numbers are left out of
-    histories. length: the number of items of a history that a model gets, the last ones.
+    histories. length: the most items of a history that a model gets; of a longer history it gets the last ones.
     """
 
     log: Log
@@ -42,7 +42,7 @@ class Histories:
         return np.searchsorted(self.log.starts, self.event_n - 1, side="right") - 1
 
     def before(self, i: int) -> Int64s:
-        """Return the numbers of all items of history i, oldest first, int64."""
+        """Return the numbers of all items of history i that have an embedding, oldest first, int64."""
         items = self.log.item_e[self.log.starts[self.user_n[i]] : self.event_n[i]]
         return items[items < len(self.items)]
 
@@ -113,8 +113,8 @@ def next_items(log: Log, items: CatalogueItems, length: int, first_file: int, tr
     """Return the events to predict: all events in the log's files from index `first_file` on, except those whose user
     has no earlier event with one of `items`. Raises DataError if there is none.
 
-    length: the most items of a history that a model gets. training_files: the number of files, the first of the log,
-    that are training data.
+    length: the most items of a history that a model gets. training_files: how many of the log's files are training
+    data; these are its first files.
     """
     known_e = log.item_e < len(items)
     known_before_e = np.cumsum(known_e) - known_e

@@ -49,7 +49,7 @@ class CatalogueItems(Protocol):
 
     def inputs(self, numbers_k: Int64s) -> tuple[Tensor, Lengths | None]:
         """Return the tower inputs of the items with numbers numbers_k (k,), as (k, …), and the number of tokens of each
-        item (None if items are no texts)."""
+        item (None if items are no texts or the tokenizer gives no lengths)."""
         ...
 
 

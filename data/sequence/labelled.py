@@ -1,8 +1,8 @@
 """Read sequences with class labels, on which the contexts of a model are evaluated by linear probes.
 
 The class of a user is a column of the log, equal in all rows of the user. The class of a file of frames, x.npy, is a
-field of the JSON file x.json beside it: one class, or a list with the class of each frame and null for frames without
-one (van den Oord et al. 2018, section 3.1).
+field of the JSON file x.json beside it: one class, which its last frame gets, or a list with the class of each frame
+and null for frames without a class (van den Oord et al. 2018, section 3.1).
 """
 
 from collections.abc import Sequence
@@ -79,7 +79,8 @@ def _classes_of_users(log: Log, paths: Sequence[str], user: str, label: str) -> 
 
 
 def _classes_of_frames(frames: Frames, label: str) -> tuple[Int64s, list[str]]:
-    """Return, for each of the n frames that have a class, the index of the next frame, int64 (n,), and the class."""
+    """Return, for each of the n frames that have a class, the number of the next frame, int64 (n,), and a list of the n
+    classes. If a file has one class only, it is that of its last frame. Raises DataError for a file without a class."""
     stops, classes = [], []
     for path, start, stop in zip(frames.paths, frames.starts[:-1].tolist(), frames.starts[1:].tolist(), strict=True):
         value = _field(_beside(path), label)

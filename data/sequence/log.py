@@ -34,9 +34,10 @@ class Log:
     """Events of U users, sorted by user, then by time.
 
     item_e (E,) int64: number of each event's item. file_e (E,) int64: index in `files` of each event's file. time_e
-    (E,) float64: time of each event, in seconds if the log has ISO 8601 times. starts (U + 1,) int64: index of the
-    first event of each user, and E. users, items: their ids, in the order of first appearance in the rows; an item's
-    number is its index. files: the files that were read.
+    (E,) float64: time of each event, in seconds if the log has ISO 8601 times; the number of its row if the log has no
+    times. starts (U + 1,) int64: index of the first event of each user, and E. users: ids of the users, in the order of
+    first appearance in the rows. items: ids of the N items; an item's number is its index. files: the files that were
+    read.
     """
 
     item_e: Int64s
@@ -68,7 +69,8 @@ def log_files(value: Any, key: str = "data.train") -> list[str]:
 
 
 def read_log(paths: Sequence[str], config: SequenceConfig, known: Sequence[str] = ()) -> Log:
-    """Read the events in the tables at `paths`. known: ids of items that get the numbers 0, 1, …, before the others.
+    """Read the events in the tables at `paths`. known: ids of items that get the first numbers 0, 1, …, even if no
+    event has them; other items get the next numbers in the order of first appearance.
 
     Raises ConfigError for a table without the columns that `config` names; DataError, naming the row, for an event
     without a valid value in one of these columns, and if there is no event.
@@ -115,8 +117,8 @@ def check_columns(path: str, config: SequenceConfig) -> None:
 
 
 def _events(path: str, config: SequenceConfig) -> Iterator[tuple[str, str, float]]:
-    """Yield (user, item, time) of each row of the table at `path`; the time is 0 if config.time is None. Errors as of
-    `read_log`."""
+    """Yield (user, item, time) of each row of the table at `path`; the time is 0 if config.time is None. Raises
+    ConfigError if the table lacks a column, and DataError, naming the row, for an invalid value."""
     check_columns(path, config)
     for where, row in open_table(path).rows():
         try:

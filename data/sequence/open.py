@@ -12,7 +12,8 @@ from dyad.data.sequence.log import Log, read_log
 
 def open_log(value: Any, config: DataConfig, known: Sequence[str] = ()) -> Log:
     """Read the log of events that `value` names, in the syntax of data.train. known: ids of items that get the numbers
-    0, 1, …, before the others. Raises ConfigError and DataError as `read_log` does."""
+    0, 1, …, before the others. Raises ConfigError if files or columns are missing, and DataError, naming the row, for
+    an event without valid values."""
     return read_log(sequence_files(value, config), config.sequence, known)
 
 
@@ -27,7 +28,8 @@ def items_of(names: Sequence[str], config: DataConfig, model: Any) -> CatalogueI
 
 
 def open_sequences(config: DataConfig, model: Any) -> tuple[Log, CatalogueItems]:
-    """Open the training data of task=sequence: return the events, and their items. model: as in `items_of`."""
+    """Open the training data of task=sequence: return the events, and their items. model: as in `items_of`. Raises
+    ConfigError if files or columns are missing, and DataError for data that cannot be read."""
     if config.items is ItemKind.frames:
         frames = Frames(frame_files(config.train))
         return frames.log(), ItemFrames(frames)
@@ -39,14 +41,15 @@ def known_ids(config: DataConfig, exported: Sequence[str], inputs: int | None) -
     """Return the ids of the items that have an embedding in a model: `exported`, the ids stored in an exported model,
     or if it is empty the ids in the training log.
 
-    inputs: the number of embeddings of a model of ids; None: no limit. Errors as of `read_log`.
+    inputs: how many of the ids in the training log are returned, the first ones: as many as the model has embeddings;
+    None: all. Raises ConfigError and DataError as `open_log` does.
     """
     return exported or open_log(config.train, config).items[:inputs]
 
 
 def inputs_of(config: DataConfig) -> int:
     """Return the size of the input of an item tower: the number of items in data.train, or the number of features of a
-    frame if items are frames."""
+    frame if items are frames. Reads the whole log. Raises ConfigError and DataError as `open_sequences` does."""
     if config.items is ItemKind.frames:
         return Frames(frame_files(config.train)).width
     return len(open_log(config.train, config).items)

@@ -131,8 +131,8 @@ def index_shards(paths: Sequence[str], workers: int | None = None) -> Iterator[S
     """Yield the index of each shard, in the order of `paths`. Shards without a stored index, or changed since they were
     indexed, are scanned first, and the new index is stored. workers: the most processes that scan; None: one per core.
 
-    Raises ConfigError when a shard does not exist. Errors inside a shard are not raised; the field `problems` of its
-    index lists them.
+    Raises ConfigError when a shard does not exist, and DataError when storage fails, a text file is not UTF-8 or no
+    index can be stored. Other errors inside a shard are not raised; the field `problems` of its index lists them.
     """
     with ThreadPoolExecutor(STATS_AT_ONCE) as threads:
         stats = dict(zip(paths, threads.map(stat, paths), strict=True))
@@ -169,8 +169,8 @@ class _Hashing(RawIOBase):
 
 
 def scan_stream(stream: "BufferedReader[Any]", path: str) -> Scan | RowScan:
-    """Scan a stream at the start of the shard `path`, and return the samples and errors found. The suffix of the path
-    determines the format. Raises DataError for a text file that is not UTF-8."""
+    """Scan a shard and return the samples and errors found. stream: the bytes of the shard, at their start. path: path
+    of the shard; its suffix determines the format. Raises DataError for a text file that is not UTF-8."""
     scan_rows = ROW_SCANS.get(_suffix(path))
     return scan_rows(stream, skip_mark(stream, path)) if scan_rows else scan_tar(stream)
 

@@ -191,7 +191,8 @@ def cached_array(
     paths: the main files; others: further files that the array depends on. kind: what the array is, a part of its name
     in the cache. made_of: texts that describe the present content of all these files, such as SHA-256 digests. When
     they differ from the texts stored with the array, make() is called again and the new array replaces the stored one.
-    The array lies in a cache folder of the first of `paths` (see `cache_folders`).
+    The array is stored in a cache folder of the first of `paths` (see `cache_folders`). Raises DataError when no such
+    folder can be written, and the errors of `make`.
     """
     here = "/" if scheme_of(paths[0]) else os.path.dirname(os.path.realpath(paths[0]))
     relative = (other if scheme_of(other) else os.path.relpath(os.path.realpath(other), here) for other in others)

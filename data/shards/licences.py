@@ -25,7 +25,7 @@ LARGEST = 1 << 16  # bytes of one licence file that are read
 @dataclass(frozen=True)
 class Notice:
     """A licence text found near data. source: the configured value that names the data, such as that of data.train;
-    file: path of the licence file; text: its first LARGEST bytes."""
+    file: path of the licence file; text: its first LARGEST bytes, then a line that says so if the file is longer."""
 
     source: str
     file: str
@@ -38,7 +38,8 @@ def notices(values: Sequence[str | Path]) -> list[Notice]:
     values: texts that name data: paths, globs or URLs, joined by '::', each with an optional weight ('a.tar@2') or a
     prefix such as 'beir:'. URLs are skipped. For each path the search begins in the folder of the data and goes up at
     most LEVELS (2) folders. It ends at the first folder that has licence files. It also ends, without a result, at the
-    home folder and at a folder with a program (pyproject.toml, setup.py), whose licence is not that of the data.
+    home folder and at a folder with a program (pyproject.toml, setup.py), whose licence is not that of the data. Raises
+    OSError for a licence file that cannot be read, and ConfigError for a value with an empty part or a wrong weight.
     """
     found: dict[str, Notice] = {}
     for value in map(str, values):

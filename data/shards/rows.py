@@ -30,7 +30,11 @@ def open_rows(files: Sequence[str]) -> "Rows":
 
 
 class Rows:
-    """Random access to the rows of several files by row index, 0 … len - 1 across all files. Can be pickled."""
+    """Random access to the rows of several files by row index, 0 … len - 1 across all files. Can be pickled.
+
+    files: paths of the files. fingerprint: a hash of their names and contents. shards: the opened files, each row as a
+    sample.
+    """
 
     def __init__(self, shards: Shards) -> None:
         self.shards = shards
@@ -49,13 +53,14 @@ class Rows:
 
     def fields(self, i: int) -> dict[str, Any]:
         """Read row i and return it as a dict, field name -> value. i counts the rows of all opened files. Raises
-        DataError, naming the row, when the row's bytes have changed since they were indexed or are not a JSON
-        object."""
+        DataError, naming the row, when its file has changed since it was indexed, or when the row is neither a JSON
+        object nor a row of a table; SampleError, a DataError, when only the row's bytes are damaged."""
         return self.read(i, dict)
 
     def read(self, i: int, convert: Callable[[dict[str, Any]], T], error: type[DataError] = DataError) -> T:
         """Return convert(fields), where `fields` is row i as a dict. i counts the rows of all opened files. Raises
-        `error` when the row cannot be read, or when `convert` raises BadRow."""
+        `error` when the row is neither a JSON object nor a row of a table, or when `convert` raises BadRow; SampleError
+        when the row's bytes are damaged; DataError when its file has changed since it was indexed."""
         try:
             return convert(self.parse(i))
         except BadRow as bad:
@@ -63,8 +68,9 @@ class Rows:
 
     def parse(self, i: int) -> dict[str, Any]:
         """Read row i and return it as a dict, field name -> value. i counts the rows of all opened files. Raises BadRow
-        when the row is not a JSON object or a row of a table, for example a tar sample without a .json file. Raises
-        DataError when the file has changed since it was indexed."""
+        when the row is neither a JSON object nor a row of a table, for example a tar sample without a .json file.
+        Raises DataError when the file has changed since it was indexed; SampleError when the row's bytes are
+        damaged."""
         members = self.shards.read(i)
         try:
             if "json" in members:

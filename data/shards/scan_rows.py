@@ -160,7 +160,8 @@ class _ArrayText:
 
 def scan_array(stream: BinaryIO, start: int = 0) -> RowScan:
     """Scan a JSON array of objects. Each object becomes a sample with one member 'json', the bytes of the object; the
-    sample's key is the object's position, from 1. Errors are added to the `problems` of the result.
+    sample's key is the object's position, from 1. The scan ends at the first error, which is added to the `problems` of
+    the result.
 
     stream: a buffered stream; start: the byte offset in the file at which it begins. A file that starts with '{' is
     scanned as JSON-lines, whatever its name.
@@ -242,7 +243,8 @@ def scan_table(stream: BinaryIO, start: int = 0) -> RowScan:
 
     Each row becomes a sample with one member 'tsv', the bytes of the row. The sample's key is the number of the row's
     first line; a quoted cell may span several lines. Blank lines are left out. Invalid rows are added to the `problems`
-    of the result. start: the byte offset in the file at which `stream` begins.
+    of the result; the scan ends at once if the first line is invalid. start: the byte offset in the file at which
+    `stream` begins.
     """
     scan = RowScan("tsv")
     first = stream.readline(MAX_ROW)

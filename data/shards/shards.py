@@ -57,7 +57,11 @@ def _named(broken: Sequence[ShardIndex]) -> list[str]:
 
 class Shards:
     """Random access to the samples of several sources by sample id, 0 … len - 1. The ids are ordered by source, shard
-    and position in the shard. Can be pickled; each process opens its own files."""
+    and position in the shard. Can be pickled; each process opens its own files.
+
+    indexes: the index of each shard of all sources, in order. sizes, weights: number of samples and weight of each
+    source. fingerprint: a hash of the names and contents of the shards.
+    """
 
     def __init__(self, sources: Sequence[ShardSource], indexes: Sequence[ShardIndex]) -> None:
         assert sum(len(source.shards) for source in sources) == len(indexes)
@@ -85,8 +89,8 @@ class Shards:
         return self.locate(sample_id)[0].path, self.key(sample_id)
 
     def key(self, sample_id: int) -> str:
-        """Return the key of a sample, which is in a tar shard its name without suffix, in a file of rows its line or
-        row number, as a text."""
+        """Return the key of a sample as text: in a tar shard the sample's name without suffix, in a file of rows its
+        line or row number."""
         shard, row = self._position(sample_id)
         return self._opened(shard)[0].key(row)
 

@@ -65,9 +65,10 @@ def parse_sources(
 
     value: paths, folders, globs, brace lists or URLs, joined by '::' or given as a list; each may end in a weight such
     as '@2'. Each of these parts becomes one source, in the same order. The shards of a folder or glob are sorted by
-    name. key: the configuration key, for messages. tables: returns the shards of a path that is a table. Raises
-    ConfigError when a part matches nothing, does not end in one of `suffixes` and is no table, appears twice, has an
-    unknown URL scheme, a weight that is not a positive number, or a prefix.
+    name. key: the configuration key, for messages. tables: returns the shards that the table at a path is read from;
+    nothing for a path that is no table. Raises ConfigError when a part matches nothing, does not end in one of
+    `suffixes` and is no table, has an unknown URL scheme, a weight that is not a positive number, or a question or
+    passage prefix, and when a shard appears twice.
     """
     written = written_sources(value, key)
     refuse_prefixes(written, key)
@@ -122,8 +123,8 @@ def _of(mapping: Mapping[Any, Any], key: str) -> WrittenSource:
 
 
 def _split_weight(part: str, key: str) -> tuple[str, float]:
-    """Split 'a.tar@2' into ('a.tar', 2.0); the weight is 1 when there is none. key: the configuration key, for
-    messages. Raises ConfigError for a weight that is not a positive number."""
+    """Split 'a.tar@2' into ('a.tar', 2.0). If no number follows an @, return `part` unchanged, and 1.0. key: the
+    configuration key, for messages. Raises ConfigError for a number that is not positive or above HEAVIEST."""
     path, at, number = part.rpartition("@")
     try:
         weight = float(number if at else "")

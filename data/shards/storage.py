@@ -59,7 +59,8 @@ def shard_name(path: str) -> str:
 
 def filesystem(url: str) -> tuple["AbstractFileSystem", str]:
     """Return fsspec's file system for a URL, and the URL's path in it. Raises ConfigError, which names the package to
-    install, when the storage driver is missing."""
+    install, when the storage driver is missing; ConnectionError when the Hugging Face hub of an hf:// URL does not
+    answer."""
     import fsspec.core
 
     scheme = scheme_of(url)
@@ -137,7 +138,7 @@ def read_stat(path: str) -> Stat:
 
 def open_stream(path: str) -> BinaryIO:
     """Open a shard, local or remote, as a binary stream at its start. A local file is unbuffered. Raises OSError if the
-    shard cannot be opened."""
+    shard cannot be opened, and ConfigError if the storage driver of its URL is missing."""
     if not scheme_of(path):
         return os.fdopen(foreign_descriptor(path), "rb", buffering=0)  # type: ignore[return-value]
     fs, inner = filesystem(path)
@@ -156,14 +157,16 @@ def open_buffered(path: str) -> io.BufferedReader:
 
 
 def sha256_of(path: str | Path) -> str:
-    """Return the SHA-256 of a file, local or remote, in hexadecimal."""
+    """Return the SHA-256 of a file, local or remote, in hexadecimal digits. Reads the whole file. Raises OSError if it
+    cannot be read."""
     with open_stream(str(path)) as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()  # type: ignore[arg-type]
 
 
 def open_ranges(path: str) -> ReadRange:
     """Return a function (start, end) -> bytes that reads the bytes from start to end - 1 of the shard. It returns fewer
-    bytes where the file ends, and raises OSError when a read fails and three retries fail too."""
+    bytes where the file ends, and raises OSError when a read fails and three retries fail too. `open_ranges` itself
+    raises OSError when the shard cannot be opened."""
     if not scheme_of(path):
         # a memory-mapped file would be faster, but SIGBUS kills the process when it is truncated or its disk fails
         descriptor = foreign_descriptor(path)

@@ -43,8 +43,9 @@ def table_options(config: DataConfig, captioned: bool = False) -> TableOptions:
 
 def checked_tables(options: TableOptions, check_row: CheckRow = id) -> Tables:
     """Return a function, the argument `tables` of `parse_sources`, that returns the paths of the tables that a path
-    names. It checks their columns and sizes, and converts nothing. check_row: called for the first row of tables of
-    texts. The function raises ConfigError for a table that cannot be used."""
+    names; none for a path that is no table. It checks their columns and sizes, and converts nothing. check_row: called
+    for the first row of tables of texts; it raises BadRow for a row that cannot be used (the default accepts all). The
+    function raises ConfigError for a table that cannot be used."""
 
     def check(path: str) -> Sequence[str]:
         tables = tables_of(path, options.columns)
@@ -63,8 +64,11 @@ def checked_tables(options: TableOptions, check_row: CheckRow = id) -> Tables:
 
 def prepared_tables(options: TableOptions, check_row: CheckRow = id) -> Tables:
     """Return a function, the argument `tables` of `parse_sources`, that converts the tables that a path names to shards
-    and returns the paths of the shards. check_row: called for each row of tables of texts. The function raises
-    ConfigError for a table that is too large or lacks a column, DataError for a bad row."""
+    and returns the paths of the shards; none for a path that is no table. A shard that the cache has is not made again;
+    a line is printed when one is made.
+    check_row: called for each row of tables of texts; it raises BadRow for a row that cannot be used (the default
+    accepts all). The function raises ConfigError for a table that is too large or lacks a column, DataError for a bad
+    row."""
     return lambda path: [_prepared(table, options, check_row) for table in tables_of(path, options.columns)]
 
 
