@@ -248,7 +248,7 @@ class TemperatureObjective(Objective):
 
 
 def score_means(batch: GatheredBatch) -> dict[str, Tensor]:
-    """Return two metrics: the mean score of the pairs (x_i, y_i), and the mean score of all pairs (x_i, y_j), j ≠ i.
+    """Return positive_score, the mean score of the pairs (x_i, y_i), and negative_score, that of all (x_i, y_j), j ≠ i.
 
     Both are this rank's shares, whose means over ranks are the means over the global batch. Returns {} if the caller
     has listed the positive pairs, or if the batch has y items beside the pairs. Only the scores of the pairs (x_i, y_i)

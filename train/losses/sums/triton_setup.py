@@ -34,7 +34,7 @@ def compiles(device: torch.device) -> bool:
 
 
 def compile_problem(device: torch.device) -> str:
-    """Compile and run a small kernel on a GPU; return "" if that works, else the reason and the fix in one line."""
+    """Compile and run a small kernel on `device`; return "" if that works, else the reason and the fix in one line."""
     if not INSTALLED:
         return "Triton is not installed. Fix: install a build of torch for CUDA, which brings it"
     try:
