@@ -77,7 +77,8 @@ def check_same_weights(world: World, named: Mapping[str, Tensor], step: int, sha
 def bit_sum(tensor: Tensor) -> Tensor:
     """Compute a checksum of a tensor's bits: the sum of its bytes, read as 8-byte integers, modulo 2⁶⁴, as 0-d int64.
 
-    Integer sums are exact, so the order of summation on the device does not matter.
+    The last bytes, fewer than 8, are added one by one. Integer sums are exact, so the order of summation on the device
+    does not matter.
     """
     flat = tensor.detach().reshape(-1).view(torch.uint8)
     if flat.storage_offset() % 8:  # view(int64) needs an aligned start

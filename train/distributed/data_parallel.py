@@ -74,7 +74,8 @@ def _wrapped(tower: nn.Module, world: World) -> nn.Module:
 def no_gradient_sync(towers: Iterable[nn.Module]) -> Iterator[None]:
     """Context manager in which backward passes do not average gradients over ranks, except `backward` with last=True.
 
-    towers: modules as returned by `wrap_towers_of_terms`.
+    towers: modules as returned by `wrap_towers_of_terms`. A sharded tower averages none after the block either, until
+    the next `backward` with last=True.
     """
     with ExitStack() as stack:
         for tower in towers:

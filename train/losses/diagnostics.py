@@ -68,7 +68,7 @@ def duplicates(x_keys_b: Tensor, y_keys_b: Tensor) -> dict[str, float]:
 
 
 def saturation(scalars: Mapping[str, float]) -> dict[str, float]:
-    """Return {"mi_saturated": 1.0} if the InfoNCE bound on the mutual information is near its maximum, else 0.0 in it.
+    """Return {"mi_saturated": 1.0 or 0.0}: whether the InfoNCE bound on the mutual information is near its maximum.
 
     scalars: the metrics of a step; "mi_bound" is the bound and "log_k" its maximum log K, with K the number of
     candidates of an anchor. Near is above SATURATED · log K. Returns {} without a mi_bound, or if log_k is not above 0.

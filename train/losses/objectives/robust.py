@@ -77,10 +77,10 @@ class RobustObjective(TemperatureObjective):
         """Return OCE + ρτ of each side (anchors x, anchors y), (number of sides,), and metrics as means over the sides.
 
         Both are this rank's shares, whose means over ranks are the values of the global batch. OCE: the optimised
-        certainty equivalent, averaged over rows; ρ: options.rho; τ: temperature. In training, a ν that is stored or
-        that has no value yet is changed. losses: side → the losses of its rows. sample_ids_b: the samples' indices in
-        the stored state, needed with options.nu=state. rows: which rank holds which samples. Every rank must call it,
-        unless options.nu=closed_form.
+        certainty equivalent, averaged over rows; ρ: options.rho; τ: temperature. In training, a ν per sample is
+        updated, and a learned ν gets its first value. losses: side → the losses of its rows. sample_ids_b: the samples'
+        indices in the stored state, needed with options.nu=state. rows: which rank holds which samples. Every rank must
+        call it, unless options.nu=closed_form.
         """
         tau = 1 / self.scale(next(iter(losses.values())).p_R)
         if self.options.nu is Nu.state:
