@@ -66,9 +66,9 @@ def init_world(timeout: float, cpu: bool = False) -> World:
     """Join the process group of torchrun's processes and return this process's World; a single process joins none.
 
     The backend is NCCL on GPUs, gloo on CPUs. timeout: seconds that processes may take to join, and that a collective
-    may wait until `set_timeout` changes it. cpu: use no GPU. Raises HardwareError, naming the rank, when the group
-    cannot be formed, a machine has more processes than GPUs, or torch cannot use its GPUs; ConfigError for several
-    tasks of srun without torchrun.
+    may wait until `set_timeout` changes it. cpu: use no GPU. Raises HardwareError, naming the rank or the machine, when
+    the group cannot be formed, a machine has more processes than GPUs, or torch cannot use its GPUs; ConfigError for
+    several tasks of srun without torchrun.
     """
     from accelerate import PartialState
 

@@ -97,14 +97,14 @@ class GatheredBatch:
     distributed over ranks. positives: the P positive pairs of this rank's rows. excluded (P', 2): pairs that all sums
     leave out. keys: for x and for y, if given, (keys of this rank's rows (b,), keys of the first columns (≤ M,)),
     int64; equal keys mean the same item. sample_ids_b: int64 (b,), the index of each row's per-sample state.
-    importance_m (m,): log q or ζ (see OneSidedDPM) of this rank's m columns, as the caller gave it. sample_ids_B: the
-    sample ids of all ranks; None unless asked for. known: pairs that all sums leave out unless they are in `positives`.
-    owners: (global index of each row (b,), global index of the row to whose list each column belongs (M,)): a row's
-    list is its own y and its further columns, and its sums leave out the columns of other lists; None: they do not.
-    log_q_M: log q of all columns, with q the density from which a column was drawn; None unless further columns have
-    it. y_keys_M: the content keys of all columns; None unless given. relevance (P,): weight in (0, 1] of each positive
-    pair, in the order of `positives`, without gradient; None: all 1. further_rows: x items of this rank beside the
-    pairs, see XNegatives.
+    importance_m (m,): log q (weight 1/q) or ζ (weight e^(ζ/τ)) of this rank's m columns, as the caller gave it.
+    sample_ids_B: the sample ids of all ranks; None unless asked for. known: pairs that all sums leave out unless they
+    are in `positives`. owners: (global index of each row (b,), global index of the row to whose list each column
+    belongs (M,)): a row's list is its own y and its further columns, and its sums leave out the columns of other lists;
+    None: they do not. log_q_M: log q of all columns, with q the density from which a column was drawn; None unless
+    further columns have it. y_keys_M: the content keys of all columns; None unless given. relevance (P,): weight in (0,
+    1] of each positive pair, in the order of `positives`, without gradient; None: all 1. further_rows: x items of this
+    rank beside the pairs, see XNegatives.
     """
 
     x_bD: Tensor
@@ -207,12 +207,12 @@ def gather_batch(
     was drawn) or ζ (log-weight ζ/τ).
 
     known_positives: keys of y items that are relevant to a row. A row's sums leave out the columns with these keys,
-    unless `positives` pairs them with the row. equal_is_positive: whether columns that share a content key with the row
-    are positives, which are then not left out either. gathers_ids: whether to gather sample_ids_B. own_lists: whether a
-    row's sums leave out the columns of other rows: their y and their `negatives`. relevance: weights in (0, 1] of the
-    pairs (x_i, y_i), (b,), or of the pairs in `positives`, (P,). x_negatives: x items beside the pairs, candidates of
-    columns alone; a column's sum leaves out those with the key of the column's own x, and with own_lists those of
-    other rows.
+    unless `positives` pairs them with the row. equal_is_positive: whether columns with a content key of the row are
+    positives; known_positives does not leave these out either. gathers_ids: whether to gather sample_ids_B. own_lists:
+    whether a row's sums leave out the columns of other rows: their y and their `negatives`. relevance: weights in (0,
+    1] of the pairs (x_i, y_i), (b,), or of the pairs in `positives`, (P,). x_negatives: x items beside the pairs,
+    candidates of columns alone; a column's sum leaves out those with the key of the column's own x, and with own_lists
+    those of other rows.
 
     Every rank must call it, and give each argument that any rank gives, if only an empty one. Raises ValueError for
     shapes that do not fit each other, for pairs of a row or column that does not exist, for a global batch without

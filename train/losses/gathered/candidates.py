@@ -116,7 +116,7 @@ class Relations:
         return self.batch.positives.own is not None and self.same is None and self.batch.x_bD.dtype.itemsize > 2
 
     def mean_relevance(self) -> tuple[Tensor | float, Tensor | float]:
-        """Return this rank's shares of the mean relevance of the positives, of rows and of columns, 0-d each.
+        """Return this rank's shares of the mean relevance of the positives, over rows and over columns, 0-d each.
 
         The relevance of a positive pair is its weight in (0, 1]. It is averaged over the positives of each row (or
         column), then over rows (or columns). The average of the shares over ranks is the mean. Returns (1.0, 1.0) if

@@ -32,7 +32,7 @@ class StateRead:
     """The samples of one global batch, in the order of ranks, and their per-sample state before this step.
 
     ids_B: sample ids, int64. old: name of a state (such as a running mean) → (B,) floats, NaN where a sample has none
-    yet. first_B: bool, whether an id is the first of the equal ones. inverse_B, counts_U: None if all ids differ, else
+    yet. first_B: bool, True at the first place of each distinct id. inverse_B, counts_U: None if all ids differ, else
     the index of each of the B ids among the U distinct ids, and how often each distinct id occurs.
     """
 
@@ -244,8 +244,9 @@ class SampleState:
     def _table_in(self, dtype: torch.dtype, device: torch.device | None = None) -> Tensor:
         """Return the table of k floats for each of this rank's samples, (n/W + 1, k) for n samples and W ranks.
 
-        The first call makes the table. It is converted to `dtype` if that is wider than its type. device: the device to
-        which it is moved, unless it exceeds the memory budget, which keeps it on the CPU; None: it stays where it is.
+        The first call makes the table. If `dtype` is wider than the type of the table, the table is converted. device:
+        the device to which the table is moved, unless it exceeds the memory budget and so stays on the CPU; None: it is
+        not moved.
         """
         before, own = self._table, self._own(*_rank_and_world())
         if before is None:

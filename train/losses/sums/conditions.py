@@ -35,11 +35,11 @@ class Sizes:
 class Checks:
     """Settings that a trainer gives to one computation of an objective, and tensors that the objective gives back.
 
-    Settings, the same on all ranks: speculative: assume that each condition (a 0-d bool tensor that selects a way to
-    compute, e.g. "no sum underflows") is true, instead of reading it, for which the host would wait for the GPU. sizes:
-    the layouts of the global batch; None if not known. logged: whether costly metrics are wanted.
-    Filled in by the objective: conditions: those that it assumed or read on this rank; the trainer must check them.
-    later: (1-d values to sum over ranks, function that makes metrics of the sum), see `summed_later`.
+    speculative: whether to assume that each condition (a 0-d bool tensor that selects a way to compute, e.g. "no sum
+    underflows") is true, instead of reading it, for which the host would wait for the GPU. sizes: the layouts of the
+    global batch; None if not known. logged: whether costly metrics are wanted. These settings are the same on all
+    ranks. The objective appends to two lists. conditions: those that it assumed or read on this rank; the trainer must
+    check them. later: (1-d values to sum over ranks, function that makes metrics of the sum), see `summed_later`.
     """
 
     speculative: bool

@@ -68,7 +68,7 @@ def _increment(number):
 
 
 def compiled(function: Any) -> Any:
-    """Return triton.jit(function), not specialised to the arguments that are sizes; False if Triton is not installed.
+    """Return triton.jit(function), which does not specialise on arguments that are sizes; False without Triton.
 
     So a kernel is not compiled again when a size of the batch changes.
     """
@@ -80,8 +80,8 @@ def compiled(function: Any) -> Any:
 def tuned(function: Any) -> Any:
     """Return triton.autotune of the kernel `function`, which chooses the fastest block shape of BLOCKS.
 
-    The first call for an embedding width D and a number of kinds of keys times the shapes. Triton's interpreter takes
-    the first shape. Returns None if Triton is not installed.
+    The first call with an embedding width D and a number of kinds of keys measures the time of each shape. Triton's
+    interpreter takes the first shape. Returns None if Triton is not installed.
     """
     if not INSTALLED:
         return None
