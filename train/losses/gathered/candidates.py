@@ -109,7 +109,7 @@ class Relations:
 
     @property
     def plain(self) -> bool:
-        """Whether y_i is the one positive of row i, and embeddings are float32 or float64, not half precision.
+        """Whether y_i is the one positive of each row i, and embeddings are float32 or float64, not half precision.
 
         A loss of rows alone then uses row_losses; half precision has faster kernels in log_partition.
         """

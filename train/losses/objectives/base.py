@@ -40,8 +40,9 @@ class Objective(nn.Module):
 
     Subclasses implement `of_batch` (from the batch gathered over ranks), or `of_embeddings` if they need no gathered
     columns. options: the ObjectiveOptions that configure the objective; subclasses narrow the type. takes: the names of
-    the optional arguments of forward that the objective accepts, from options. sample_state: the objective's numbers
-    for every training sample; None if it keeps none. gathers_ids: whether of_batch needs the sample ids of all ranks.
+    the optional arguments of forward that the objective accepts, by default options.takes. sample_state: the
+    objective's numbers for every training sample; None if it keeps none. gathers_ids: whether of_batch needs the sample
+    ids of all ranks.
     """
 
     sample_state: SampleState | None = None

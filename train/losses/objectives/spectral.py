@@ -86,9 +86,9 @@ class MomentObjective(Objective, ABC):
 class Spectral(MomentObjective):
     """The spectral loss L = −(2/B) Σ_i <x_i, y_i> + mean <x_i, y_j>² (HaoChen et al. 2021).
 
-    The mean is over i ≠ j or over all pairs (i, j), as options.pairs says. The minimum of L is the truncated singular
-    value decomposition of p(x, y)/√(p(x) p(y)). The mean over i ≠ j is unbiased; it is computed as tr(XᵀX YᵀY) without
-    the squares of the pairs (x_i, y_i). With B = 1 there are no pairs i ≠ j, and this mean is 0.
+    The mean is over i ≠ j or over all pairs (i, j), as options.pairs says. The embeddings at the minimum of L form the
+    truncated singular value decomposition of p(x, y)/√(p(x) p(y)). The mean over i ≠ j is unbiased; its sum is computed
+    as tr(XᵀX YᵀY) minus the squares <x_i, y_i>² of the pairs. With B = 1 there are no pairs i ≠ j, and this mean is 0.
     """
 
     options: SpectralOptions
@@ -119,8 +119,8 @@ class SpectralAlternating(MomentObjective):
     φ = x, φ = y, or both. With targets, ν is the target's y for φ = x and the target's x for φ = y, and Λ is the second
     moment of the target's embeddings.
 
-    moments_2DD: running means of E[ννᵀ], for ν of x and of y, which start with the first batch. seen: 0 before the
-    first batch, 1 after it.
+    With options.lambda_momentum above 0 there are two buffers. moments_2DD: running means of E[ννᵀ], for ν of x and of
+    y, which start with the first batch. seen: 0 before the first batch, 1 after it.
     """
 
     options: SpectralAlternatingOptions

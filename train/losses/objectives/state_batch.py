@@ -111,7 +111,7 @@ class StateBatch:
 
     @property
     def seen(self) -> dict[str, slice]:
-        """Side → the slice of the global batch whose anchors this rank differentiates: its own rows of x, all of y."""
+        """The slice of the global batch whose anchors this rank differentiates: for x its own rows, for y all rows."""
         return {side: self.own if side == "x" else slice(None) for side in self.anchors}
 
     def old(self, name: str) -> Numbers:

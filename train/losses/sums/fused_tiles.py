@@ -95,7 +95,8 @@ def exp_gradients(
     """Return G, the gradient in a tile's logits, (r, c) in `dtype`, and those in the log-weights of rows and columns.
 
     The latter are (r,) and (c,), None without factors. G_ij = E_ij (u_i w_j + v_j w'_i), with E, w, w' and their
-    arguments as in exp_sums. u_r, v_c: the upstream gradient of each row and each column, divided by its sum of E.
+    arguments as in exp_sums. u_r, v_c: the upstream gradient of each row and each column, divided by its sum of
+    exp_sums over all tiles.
     """
     e = _exponentials(s, scale, shift, left_out)
     by_row, by_column = u_r[:, None], v_c

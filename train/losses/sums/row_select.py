@@ -1,4 +1,4 @@
-"""A radix select: for each row of a matrix, the largest threshold for which a condition on the values from it up holds.
+"""A radix select: for each row, the largest threshold at which a condition holds for the values at or above it.
 
 The matrix is never in memory as a whole: every pass computes its tiles again. Floats map to integers of the same order.
 So a threshold is found digit by digit, by counting the values that have each digit. The result is exact for all values,

@@ -37,7 +37,7 @@ def tile_size(device: torch.device) -> int:
 class Pairs:
     """A list of P pairs (row i of this rank, global column j), (P, 2) int64.
 
-    own: the column paired with row 0 if the list is (i, own + i) for all rows i of this rank; None for any other list.
+    own: if given, the list is (i, own + i) for all rows i of this rank, which methods then use; None: any list.
     """
 
     def __init__(self, pairs_P2: Tensor, own: int | None = None) -> None:
