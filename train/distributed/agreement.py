@@ -25,6 +25,8 @@ def raise_on_all(world: World, work: Callable[[], T]) -> T:
     Every rank must call it, and communication between ranks inside `work` must be the same on every rank. All ranks
     raise with the exit code of the lowest rank that failed; only the error of that rank has a message. A stop signal
     (SIGTERM, SIGUSR1, SIGHUP) that a rank received before training began counts as an error of that rank (Preempted).
+    Errors other than UserError are let through on their rank alone. Raises DistError, without calling work(), if the
+    process group was aborted.
     """
     return _agree(world, *_attempt(world, work))
 
@@ -61,11 +63,11 @@ def rank_0_only(world: World, work: Callable[[], T]) -> T | None:
 
 
 def rank_0_first(world: World, work: Callable[[], T]) -> T:
-    """Run `work` on rank 0, then on the first rank of each other machine, then on all others; return each rank's own
-    result.
+    """Run `work` on rank 0, then on the first rank of each other machine, then on all other ranks.
 
-    So the other ranks find the files that rank 0 has written, or that the first of their machine has, if caches are not
-    shared. Every rank must call it. An error of any rank is raised on all ranks, as in raise_on_all.
+    Returns each rank's own result. So a rank finds the files that rank 0 has written or, if machines share no cache,
+    those that the first rank of its machine has written. Every rank must call it. `work` must not communicate. An error
+    of any rank is raised on all ranks, as in raise_on_all.
     """
     return _in_turns(world, work, 0 if world.rank == 0 else 1 if is_first_of_machine() else 2)
 
@@ -142,7 +144,7 @@ def _exchange_codes(world: World, code: int) -> list[int]:
 def _heartbeat(world: World) -> Iterator[None]:
     """Context manager: tell the other ranks every BEAT_SECONDS that this rank still works.
 
-    The other ranks wait in `_exchange_codes`. A thread of this rank answers there, with BUSY in place of an exit code.
+    The other ranks wait in `_exchange_codes`. A thread of this rank calls it too, with BUSY in place of an exit code.
     """
     over = Event()
 

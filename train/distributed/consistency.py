@@ -77,7 +77,8 @@ def check_same_weights(world: World, named: Mapping[str, Tensor], step: int, sha
 def bit_sum(tensor: Tensor) -> Tensor:
     """Compute a checksum of a tensor's bits: the sum of its bytes, read as 8-byte integers, modulo 2⁶⁴, as 0-d int64.
 
-    Integer sums are exact, so the order of summation on the device does not matter.
+    The last bytes, fewer than 8, are added one by one. Integer sums are exact, so the order of summation on the device
+    does not matter.
     """
     flat = tensor.detach().reshape(-1).view(torch.uint8)
     if flat.storage_offset() % 8:  # view(int64) needs an aligned start
@@ -96,7 +97,7 @@ def minority_ranks(values: Sequence[Hashable]) -> list[int]:
 
 
 def code_digest() -> str:
-    """Hash names and contents of the Python files of this project and of plugins: 16 hex digits of a SHA-256."""
+    """Return 16 hex digits of a SHA-256 of the Python files of this project and of plugins, their names included."""
     digest = hashlib.sha256()
     links = [PACKAGE / name for name in ("data", "train", "eval")]  # rglob does not follow links
     ours = sorted({path for folder in (PACKAGE, *links) for path in folder.rglob("*.py")})

@@ -39,8 +39,8 @@ def wrap_towers_of_terms(
 def wrap_towers(towers: TwoTower, compiled: bool, world: World) -> Pair:
     """Wrap the x and the y tower each in a DistributedDataParallel, and return (x tower, y tower).
 
-    A shared tower is wrapped once. Towers without trainable parameters, and all towers of a single process, are
-    returned unwrapped. compiled: whether to torch.compile them first.
+    A shared tower is wrapped once. Sharded towers, towers without trainable parameters, and all towers of a single
+    process are returned unwrapped. compiled: whether to torch.compile them first.
     """
     found = {tower: _wrapped(tower, world) for tower in _distinct([towers], compiled)}
     return found[towers.x_tower], found[towers.y_tower]
@@ -74,7 +74,8 @@ def _wrapped(tower: nn.Module, world: World) -> nn.Module:
 def no_gradient_sync(towers: Iterable[nn.Module]) -> Iterator[None]:
     """Context manager in which backward passes do not average gradients over ranks, except `backward` with last=True.
 
-    towers: modules as returned by `wrap_towers_of_terms`.
+    towers: modules as returned by `wrap_towers_of_terms`. A sharded tower averages none after the block either, until
+    the next `backward` with last=True.
     """
     with ExitStack() as stack:
         for tower in towers:

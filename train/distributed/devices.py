@@ -30,7 +30,10 @@ def cuda_usable() -> bool:
 
 
 def has_faiss_gpu(faiss: Any) -> bool:
-    """Whether FAISS can use a GPU. Its CPU build has no StandardGpuResources; its GPU build may run without a GPU."""
+    """Whether the imported module `faiss` can use a GPU.
+
+    The CPU build of FAISS has no StandardGpuResources; its GPU build may run on a machine without a GPU.
+    """
     return hasattr(faiss, "StandardGpuResources") and faiss.get_num_gpus() > 0
 
 
@@ -69,7 +72,7 @@ def shown_gpu() -> str:
 
 
 def chosen_precision(precision: Precision, device: torch.device) -> Precision:
-    """Return `precision`; in place of auto, bf16 on a GPU of CUDA capability 8.0 or later, else fp32."""
+    """Return `precision` unless it is auto; for auto, bf16 on a GPU of CUDA capability 8.0 or later, else fp32."""
     if precision is not Precision.auto:
         return precision
     computes_bf16 = device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)
@@ -82,7 +85,10 @@ def emulates_bf16(device: torch.device) -> bool:
 
 
 def evaluation_precision(precision: Precision, device: torch.device) -> Precision:
-    """Return the precision for encoding without training: as `chosen_precision`, but fp32 where bf16 is emulated."""
+    """Return the precision for encoding without training: that of `chosen_precision`, but never an emulated bf16.
+
+    If `chosen_precision` gives bf16, even by the user's choice, and `device` only emulates it, the result is fp32.
+    """
     chosen = chosen_precision(precision, device)
     return Precision.fp32 if chosen is Precision.bf16 and emulates_bf16(device) else chosen
 
@@ -92,8 +98,8 @@ def chosen_kernels(deterministic: bool) -> Iterator[None]:
     """Context manager that makes torch use deterministic GPU kernels, or else the fastest ones of cuDNN.
 
     deterministic: whether equal inputs must give equal bits; kernels of CPUs always do. Enter the block before the
-    first matrix product on a GPU: cuBLAS reads an environment variable then. Raises ConfigError, in place of torch's
-    error, for an operation that has no deterministic kernel.
+    first matrix product on a GPU: cuBLAS reads an environment variable then. The end of the block allows all kernels
+    again. Raises ConfigError, in place of torch's error, for an operation that has no deterministic kernel.
     """
     if deterministic:
         os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"

@@ -74,11 +74,12 @@ def process_group(timeout: float) -> Iterator[World]:
 def report_failures(world: World, stage: Callable[[], str] = lambda: "a collective") -> Iterator[None]:
     """Context manager: on an error in the block, make sure that all ranks end and that one of them prints the reason.
 
-    Communication between ranks that failed because of another rank becomes PeerFailure, which names the ranks that did
-    not reach this stage within the timeout. Another error, raised by this rank alone, is written to the TCPStore
-    (torch's key-value store), so that the other ranks exit with the same code and print nothing. An error that comes
-    after an abort may follow from undefined results of collectives, so it is never written. stage: returns what this
-    rank is doing, for the message. Blocks may be nested: the innermost one reports.
+    An error of communication that another rank caused becomes PeerFailure, which names the ranks that did not reach
+    this stage within the timeout. Another error, raised by this rank alone, is written to the TCPStore (torch's
+    key-value store), so that the other ranks exit with the same code and print nothing. An error that comes after an
+    abort may follow from undefined results of collectives, so it is never written. stage: returns what this rank is
+    doing, for the message. Blocks may be nested: the innermost one reports. From the error on, the process ignores
+    SIGTERM, SIGUSR1 and SIGHUP, unless all ranks raise the error together.
     """
     try:
         yield
@@ -210,6 +211,6 @@ def _printed_by_another(cause: Cause) -> PeerFailure:
 
 
 def list_ranks(ranks: list[int]) -> str:
-    """Format ranks as text, "rank 2" or "ranks 0, 1 and 3"; after 8 of them "… and 5 more"."""
+    """Return ranks as text: "rank 2" or "ranks 0, 1 and 3"; of more than 8, the first 8 and, for example, "5 more"."""
     shown = [str(rank) for rank in ranks[:8]] + ([f"{len(ranks) - 8} more"] if len(ranks) > 8 else [])
     return f"rank {shown[0]}" if len(shown) == 1 else f"ranks {', '.join(shown[:-1])} and {shown[-1]}"

@@ -150,5 +150,5 @@ class Listener:
 
 
 def poll_interval(world: World) -> float:
-    """Return how many seconds a rank waits between two reads of the TCPStore: all ranks together read 400 a second."""
+    """Return the seconds that a rank waits between two reads of the TCPStore: all ranks make at most 400 a second."""
     return 0.02 * max(1.0, world.size / 8)

@@ -18,7 +18,7 @@ T = TypeVar("T", bound=Tensor)
 
 
 def is_sharded(tensor: Tensor) -> "TypeIs[DTensor]":
-    """Whether `tensor` is a DTensor. There is none before something has imported its module."""
+    """Whether `tensor` is a DTensor. No DTensor exists before torch.distributed.tensor has been imported."""
     module = sys.modules.get("torch.distributed.tensor")
     return module is not None and isinstance(tensor, module.DTensor)
 

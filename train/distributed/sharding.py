@@ -50,7 +50,8 @@ def shard(
 
     dtype: that of autocast, None without autocast. On GPUs weights are gathered in `dtype`, and gradients are averaged
     in float32; on CPUs the dtype of the weights is used for both, since norms there take no mixed dtypes. compiled:
-    whether to torch.compile each layer of the towers. Every rank must call it.
+    whether to torch.compile each layer of the towers. Weights in half precision are converted to float32, and towers no
+    longer group texts by length or cache features. Every rank must call it.
     """
     if (size := shard_size(config, world.size)) == 1:
         return

@@ -56,7 +56,7 @@ def _leave_dead_terminal() -> None:
 def leave_now(code: ExitCode) -> NoReturn:
     """End this process at once with exit code `code`, from any of its threads.
 
-    The code is also written to the file for launch/torchrun.sh, as `exit_with` does.
+    The code is also written to the file named by DYAD_EXIT_CODE, if that is set: launch/torchrun.sh reads it.
     """
     try:
         exit_with(code)
@@ -70,7 +70,8 @@ def leave_now(code: ExitCode) -> NoReturn:
 class StopRequest:
     """Catches stop signals during a block: `with StopRequest() as stop:` sets `stop.requested` when one arrives.
 
-    A second signal changes nothing. The end of the block restores the old handlers. Ranks may get the signal at
+    A stop requested during startup sets it too. A second signal changes nothing. The end of the block restores the old
+    handlers; a stop that was requested is kept, so that the next run of a sweep stops too. Ranks may get the signal at
     different times, or only one rank gets it: combine `requested` over all ranks before acting on it.
     """
 

@@ -66,9 +66,9 @@ def init_world(timeout: float, cpu: bool = False) -> World:
     """Join the process group of torchrun's processes and return this process's World; a single process joins none.
 
     The backend is NCCL on GPUs, gloo on CPUs. timeout: seconds that processes may take to join, and that a collective
-    may wait until `set_timeout` changes it. cpu: use no GPU. Raises HardwareError, naming the rank, when the group
-    cannot be formed, a machine has more processes than GPUs, or torch cannot use its GPUs; ConfigError for several
-    tasks of srun without torchrun.
+    may wait until `set_timeout` changes it. cpu: use no GPU. Raises HardwareError, naming the rank or the machine, when
+    the group cannot be formed, a machine has more processes than GPUs, or torch cannot use its GPUs; ConfigError for
+    several tasks of srun without torchrun.
     """
     from accelerate import PartialState
 
@@ -124,7 +124,7 @@ def _join_again(timeout: timedelta, device: dict[str, Any]) -> None:
     """Join another process group at the same address, for the next run of a sweep.
 
     The TCPStore of the first group is used again, since it lives as long as the process of rank 0. Keys get a prefix of
-    their own: under the old keys are addresses of connections that are closed.
+    their own, since the old keys hold the addresses of closed connections.
     """
     store, backend = _FIRST[_address()]
     where: dict[str, Any] = {"rank": int(os.environ["RANK"]), "world_size": int(os.environ["WORLD_SIZE"])}
@@ -149,7 +149,8 @@ def _local_rank() -> int:
 def _check_launch(cpu: bool) -> None:
     """Raise ConfigError if srun started several tasks without torchrun; HardwareError if torch cannot use the GPUs.
 
-    One process of each machine prints the error. cpu: whether no GPU is wanted.
+    Only the first task prints the ConfigError, and only one process of each machine the HardwareError. cpu: whether no
+    GPU is wanted.
     """
     if (tasks := int(os.environ.get("SLURM_STEP_NUM_TASKS", "1"))) > 1 and "RANK" not in os.environ:
         error = ConfigError(

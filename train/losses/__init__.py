@@ -27,7 +27,7 @@ The route of one score, from embeddings to the loss and back, by file:
    sums/conditions.py: a trainer assumes what find_bound and one_shift_sums check, reads it once a step, and takes the
    step again if it does not hold; in your own loop it is read at once, for which the host waits for a GPU.
    sums/logits.py: from scores to logits. sums/tiles.py: Tiles.scores computes s_ij = <x_i, y_j> of one tile; no b×M
-   matrix exists. sums/lse_triton.py does it on a GPU.
+   matrix exists. sums/lse_triton.py has the kernels for half precision on a GPU.
 6. objectives/softmax.py: core_terms, from these log-sums and the scores of the positives, gives the mean f_i/τ of both
    directions; symmetric_dpm combines them to the loss, and forward returns it as ObjectiveResult.
 7. Backward: core_terms by autograd → _LogPartition.backward (sums/lse.py), with UpstreamGradients (sums/logits.py) →

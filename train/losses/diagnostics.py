@@ -20,11 +20,12 @@ SATURATED = 0.95  # an InfoNCE bound above this share of its maximum log K says 
 def diagnose(x_bD: Tensor, y_bD: Tensor, scale: float | Tensor | None, cosine: bool) -> dict[str, float]:
     """Return metrics of the first ROWS pairs of the global batch, the same on every rank. Every rank must call it.
 
-    alignment: mean |x̂ − ŷ|² of pairs, with x̂, ŷ the normalised embeddings; uniformity: log mean exp(−2|x̂_i − x̂_j|²)
-    over i ≠ j, 0 for a collapsed side (Wang & Isola 2020); accuracy: share of anchors whose highest score is that of
-    their own pair. With a scale also log_z, the log mean exp of an anchor's logits, and the effective number of
-    negatives: e^H and 1/(Σπ²) (participation), with π the softmax over an anchor's negatives and H its entropy. An
-    anchor is an x scored against all y, or a y against all x; names end in the side of the anchors, _x or _y.
+    An anchor is an x scored against all y, or a y against all x. alignment: mean |x̂ − ŷ|² of pairs, with x̂, ŷ the
+    normalised embeddings. The names of all other metrics end in a side, _x or _y. uniformity: log mean exp(−2|x̂_i −
+    x̂_j|²) over i ≠ j, 0 for a collapsed side (Wang & Isola 2020). accuracy: share of the anchors of the side whose
+    highest score is that of their own pair. With a scale, and with more than one pair, also log_z (and log_z_std): the
+    log mean exp of an anchor's logits; effective_negatives (and _min, _max): e^H; participation: 1/(Σπ²); π is the
+    softmax over an anchor's negatives and H its entropy.
 
     x_bD, y_bD: this rank's embeddings (b, D), normalised or not; row i of x and row i of y are a pair. scale: 1/τ, the
     factor from scores to logits; None for objectives without temperature. cosine: whether scores are of normalised
@@ -67,7 +68,7 @@ def duplicates(x_keys_b: Tensor, y_keys_b: Tensor) -> dict[str, float]:
 
 
 def saturation(scalars: Mapping[str, float]) -> dict[str, float]:
-    """Return {"mi_saturated": 1.0} if the InfoNCE bound on the mutual information is near its maximum, else {… : 0.0}.
+    """Return {"mi_saturated": 1.0 or 0.0}: whether the InfoNCE bound on the mutual information is near its maximum.
 
     scalars: the metrics of a step; "mi_bound" is the bound and "log_k" its maximum log K, with K the number of
     candidates of an anchor. Near is above SATURATED · log K. Returns {} without a mi_bound, or if log_k is not above 0.

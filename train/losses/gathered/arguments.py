@@ -15,9 +15,10 @@ def as_int64(name: str, values: Tensor, device: torch.device, *, pairs: bool = F
 @overload
 def as_int64(name: str, values: Tensor | None, device: torch.device, *, pairs: bool = False) -> Tensor | None: ...
 def as_int64(name: str, values: Tensor | None, device: torch.device, *, pairs: bool = False) -> Tensor | None:
-    """Convert `values`, a tensor, list or array of integers, to int64 (n,), or (P, 2) if `pairs`; None stays None.
+    """Convert `values` to an int64 tensor on `device`, of the shape (n,), or (P, 2) if `pairs`; None stays None.
 
-    Raises ValueError for other shapes and types; the message names the argument `name`.
+    values: integers in a tensor, list or array. name: what the message calls them. Raises ValueError for another shape,
+    and for floats, complex numbers and bools.
     """
     if values is None:
         return None
@@ -31,9 +32,9 @@ def as_int64(name: str, values: Tensor | None, device: torch.device, *, pairs: b
 def as_relevance(name: str, values: Tensor | None, count: int, like: Tensor) -> Tensor | None:
     """Convert the relevance of `count` positive pairs to float32 or float64 (count,) without gradient; None stays None.
 
-    values: the relevance of each pair, a weight in (0, 1]; a tensor, list or array. like: a tensor with the device of
-    the result; the result is float64 if it is float64. Raises ValueError for another shape and for a relevance outside
-    (0, 1]; the message names the argument `name`.
+    values: the relevance of each pair, a weight in (0, 1]; a tensor, list or array. like: a tensor on the device of the
+    result; if `like` is float64, so is the result. name: what the message calls the values. Raises ValueError for
+    another shape and for a relevance outside (0, 1].
     """
     if values is None:
         return None

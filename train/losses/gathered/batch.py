@@ -35,12 +35,12 @@ def at(values: Tensor, index: Index) -> Tensor:
 class Columns:
     """y items of this rank beside those of the pairs, such as hard negatives: k ≥ 0 in total, any number per row.
 
-    All rows of the batch are scored against each of them. embeddings_kD: (k, D). row_k (k,) int64: index of the local
-    row that each item belongs to. keys_k (k,) int64: content keys, equal for equal items; None: not compared.
-    positive_k (k,) bool: True for a further positive of the row, False for a hard negative; None: all are hard
-    negatives. importance_k (k,) float: log q of each item, for the objectives that take it, with q the density from
-    which the item was drawn. relevance_k (k,) float: weight in (0, 1] of each further positive, not read for negatives;
-    None: all 1.
+    Each of them is a candidate of all rows of the batch, or with candidates=list of its own row alone. embeddings_kD:
+    (k, D). row_k (k,) int64: index of the local row that each item belongs to. keys_k (k,) int64: content keys, equal
+    for equal items; needed if the objective compares keys of y. positive_k (k,) bool: True for a further positive of
+    the row, False for a hard negative; None: all are hard negatives. importance_k (k,) float: log q of each item, with
+    q the density from which it was drawn; only for objectives that take `importance`. relevance_k (k,) float: weight in
+    (0, 1] of each further positive, not read for negatives; None: all 1.
     """
 
     embeddings_kD: Tensor
@@ -54,8 +54,8 @@ class Columns:
     def of(negatives: Tensor | Columns) -> Columns:
         """Return hard negatives as Columns: y items of this rank beside the pairs, each with the row it belongs to.
 
-        negatives: (b, k, D) embeddings of k hard negatives for each of b rows; or Columns, which are only checked.
-        Raises ValueError for wrong shapes or types.
+        negatives: (b, k, D) embeddings of k hard negatives for each of b rows; or Columns, which are checked, and whose
+        row indices, keys and relevance are converted to tensors. Raises ValueError for wrong shapes, types or values.
         """
         if isinstance(negatives, Columns):
             return negatives._checked()
@@ -65,9 +65,10 @@ class Columns:
         return Columns(negatives.flatten(0, 1), torch.arange(rows, device=negatives.device).repeat_interleave(each))
 
     def _checked(self) -> Columns:
-        """Check shapes and types of these further y items; return them with row indices and keys converted to int64.
+        """Check these further y items; return them with row indices and keys in int64 and relevance in float.
 
-        Raises ValueError for a wrong shape or type.
+        Without positive_k the relevance is dropped. Raises ValueError for a wrong shape or type, or a relevance of a
+        positive outside (0, 1].
         """
         count, device = len(self.embeddings_kD), self.embeddings_kD.device
         row_k = as_int64("negatives.row_k", self.row_k, device)
@@ -92,17 +93,18 @@ class GatheredBatch:
     """The rows x (b, D) of this rank and the columns y (M, D) of all ranks, with the relations of rows and columns.
 
     The columns are the y of the pairs of rank 0, 1, …, then the further columns (y items beside the pairs, see Columns)
-    of rank 0, 1, …. A pair is (local row, global column), int64.
-    rows, columns: how the x and the y of the pairs are distributed over ranks. positives: the P positive pairs of this
-    rank's rows. excluded (P', 2): pairs that all sums leave out. keys: for x and for y, if given, (keys of this rank's
-    rows (b,), keys of the first columns (≤ M,)), int64; equal keys mean the same item. sample_ids_b: int64 (b,), the
-    index of each row's per-sample state. importance_m (m,): log q or ζ (see OneSidedDPM) of this rank's m columns, as
-    the caller gave it. sample_ids_B: the sample ids of all ranks; None unless asked for. known: pairs that all sums
-    leave out unless they are in `positives`. owners: (global index of each row (b,), global index of the row to whose
-    list each column belongs (M,)); None: sums do not depend on lists. log_q_M: log q of all columns, with q the density
-    from which a column was drawn; None unless further columns have it. y_keys_M: the content keys of all columns; None
-    unless given. relevance (P,): weight in (0, 1] of each positive pair, in the order of `positives`, without gradient;
-    None: all 1. further_rows: x items of this rank beside the pairs, see XNegatives.
+    of rank 0, 1, …. A pair is (local row, global column), int64. rows, columns: how the x and the y of the pairs are
+    distributed over ranks. positives: the P positive pairs of this rank's rows. excluded (P', 2): pairs that all sums
+    leave out. keys: for x and for y, if given, (keys of this rank's rows (b,), keys of the first columns (≤ M,)),
+    int64; equal keys mean the same item. sample_ids_b: int64 (b,), the index of each row's per-sample state.
+    importance_m (m,): log q (weight 1/q) or ζ (weight e^(ζ/τ)) of this rank's m columns, as the caller gave it.
+    sample_ids_B: the sample ids of all ranks; None unless asked for. known: pairs that all sums leave out unless they
+    are in `positives`. owners: (global index of each row (b,), global index of the row to whose list each column
+    belongs (M,)): a row's list is its own y and its further columns, and its sums leave out the columns of other lists;
+    None: they do not. log_q_M: log q of all columns, with q the density from which a column was drawn; None unless
+    further columns have it. y_keys_M: the content keys of all columns; None unless given. relevance (P,): weight in (0,
+    1] of each positive pair, in the order of `positives`, without gradient; None: all 1. further_rows: x items of this
+    rank beside the pairs, see XNegatives.
     """
 
     x_bD: Tensor
@@ -205,15 +207,17 @@ def gather_batch(
     was drawn) or ζ (log-weight ζ/τ).
 
     known_positives: keys of y items that are relevant to a row. A row's sums leave out the columns with these keys,
-    unless `positives` pairs them with the row. equal_is_positive: whether columns that share a content key with the row
-    are positives, which are then not left out either. gathers_ids: whether to gather sample_ids_B. own_lists: whether a
-    row's sums leave out the columns of other rows: their y and their `negatives`. relevance: weights in (0, 1] of the
-    pairs (x_i, y_i), (b,), or of the pairs in `positives`, (P,). x_negatives: x items beside the pairs, candidates of
-    columns alone; a column's sum leaves out those with the key of the column's own x, and with own_lists those of
-    other rows.
+    unless `positives` pairs them with the row. equal_is_positive: whether columns with a content key of the row are
+    positives; known_positives does not leave these out either. gathers_ids: whether to gather sample_ids_B. own_lists:
+    whether a row's sums leave out the columns of other rows: their y and their `negatives`. relevance: weights in (0,
+    1] of the pairs (x_i, y_i), (b,), or of the pairs in `positives`, (P,). x_negatives: x items beside the pairs,
+    candidates of columns alone; a column's sum leaves out those with the key of the column's own x, and with own_lists
+    those of other rows.
 
-    Every rank must call it, with `negatives` on all ranks or on none. Raises ValueError for shapes that do not fit each
-    other and for pairs of a row or column that does not exist.
+    Every rank must call it, and give each argument that any rank gives, if only an empty one. Raises ValueError for
+    shapes that do not fit each other, for pairs of a row or column that does not exist, for a global batch without
+    rows, for known_positives without y_keys, and for further items without the keys or the log q that the items of the
+    pairs have.
     """
     further = negatives.embeddings_kD if negatives else y_mD[:0]
     rows, columns, extra, more_positives = _layouts(x_bD, y_mD, further, negatives)
@@ -284,8 +288,8 @@ def _united(parts: Sequence[tuple[Tensor, Tensor | None]]) -> tuple[Pairs, Tenso
 def _layouts(x_bD: Tensor, y_mD: Tensor, further: Tensor, negatives: Columns | None) -> tuple[Layout, ...]:
     """Return the layouts over ranks of x, of y, of the further y items, and of the positives among the further items.
 
-    The layouts given to collect_checks are returned, if any; else the ranks exchange their sizes. Every rank must call
-    it.
+    further: the embeddings of `negatives`, (k, D). The layouts given to collect_checks are returned, if any; else the
+    ranks exchange their sizes. Every rank must call it.
     """
     if (sizes := known_sizes()) is not None:
         return sizes.rows, sizes.columns, sizes.further, sizes.positives
@@ -298,10 +302,10 @@ def _gathered(
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Gather, by one collective, the columns of all ranks, (M, D), further columns last, and the numbers of all pairs.
 
-    columns, extra: the layouts of the y of pairs and of further columns. numbers: name → (b,), for some of the names
-    "x" and "y" (content keys), "ids" (sample ids), all int64, and "log_q". Returns the columns and a dict with the same
-    names: (B,), of the pairs of all ranks, or for "y" and "log_q" (M,), of all columns. Raises ValueError if y has keys
-    and further columns have none.
+    columns, extra: the layouts of the y of pairs (y_mD on this rank) and of further columns (`negatives`; None only if
+    no rank has any). numbers: name → (b,), for some of the names "x" and "y" (content keys), "ids" (sample ids), all
+    int64, and "log_q". Returns the columns and a dict with the same names: (B,), of the pairs of all ranks, or for "y"
+    and "log_q" (M,), of all columns. Raises ValueError if y has keys and further columns have none.
     """
     own = y_mD, *numbers.values()
     if not extra.total:
@@ -325,7 +329,8 @@ def _gathered(
 def _check_indices(what: str, indices: Tensor, count: int) -> None:
     """Raise ValueError if an element of `indices` is outside 0 … count − 1.
 
-    what: the start of the message, such as "positives: no row".
+    what: the start of the message, such as "positives: no row". Within `collect_checks` with speculative=True nothing
+    is raised: the condition is assumed, and recorded for the trainer.
     """
     outside = (indices < 0) | (indices >= count)
     if not holds(~outside.any()):

@@ -25,10 +25,11 @@ MOST_PAIRS = 64  # the largest average number of listed positives per column: a 
 class Anchors:
     """The anchors of one direction: this rank's b rows (x scored against all y), or all M columns (y against all x).
 
-    Tensors have one entry for each anchor. counts: number m_i of the anchor's candidates, int64; positives: number of
-    its positives, int64; valid: bool, whether it has candidates and a positive, False for further columns (y items
-    beside the pairs). share: W / (number of valid anchors of all W ranks), 0-d, by which a rank multiplies the sum over
-    its anchors; the average of the results over ranks is the mean over anchors. own: the slice of this rank's anchors.
+    Tensors have one entry for each anchor. counts: number m_i of the anchor's candidates, int64, among them the one
+    positive that positives=exclude puts into each sum; positives: number of its positives, int64; valid: bool, whether
+    it has candidates and a positive, False for further columns (y items beside the pairs). share: W / (number of valid
+    anchors of all W ranks), 0-d, by which a rank multiplies the sum over its anchors; the average of the results over
+    ranks is the mean over anchors. own: the slice of this rank's anchors.
     """
 
     counts: Tensor
@@ -99,23 +100,23 @@ class Relations:
 
     @property
     def complete(self) -> bool:
-        """Whether y_i is the one positive of row i, and all rows and columns of the batch are candidates.
+        """Whether y_i is the one positive of row i, no pair is left out of the sums, and the batch has no further rows.
 
-        If so, no anchor (row or column) is skipped, and all rows have the same counts, as have all columns.
+        If so, no row and no column of a pair is skipped, all rows have the same counts, and so have all columns.
         """
         alone = self.exclusion is None and self.same is None and self.batch.further_rows is None
         return alone and self.batch.positives.own is not None
 
     @property
     def plain(self) -> bool:
-        """Whether y_i is the one positive of row i, and embeddings are float32 or float64, not half precision.
+        """Whether y_i is the one positive of each row i, and embeddings are float32 or float64, not half precision.
 
         A loss of rows alone then uses row_losses; half precision has faster kernels in log_partition.
         """
         return self.batch.positives.own is not None and self.same is None and self.batch.x_bD.dtype.itemsize > 2
 
     def mean_relevance(self) -> tuple[Tensor | float, Tensor | float]:
-        """Return this rank's shares of the mean relevance of the positives, of rows and of columns, 0-d each.
+        """Return this rank's shares of the mean relevance of the positives, over rows and over columns, 0-d each.
 
         The relevance of a positive pair is its weight in (0, 1]. It is averaged over the positives of each row (or
         column), then over rows (or columns). The average of the shares over ranks is the mean. Returns (1.0, 1.0) if
@@ -132,11 +133,15 @@ class Relations:
 def relations(batch: GatheredBatch, options: PairOptions) -> Relations:
     """Find the candidates and positives of each row and each column of a batch. Every rank must call it.
 
-    Candidates of a row are all columns, or with candidates=negatives all columns that are no positives of the row. In
-    the same way, candidates of a column are rows; further rows (x items beside the pairs) are candidates of all columns
-    of pairs. Pairs in batch.excluded, and with duplicates=mask also pairs of equal keys, are no candidates of each
-    other. options: the objective's choice of candidates and positives. Raises ConfigError for options that the batch
-    does not fit: no keys, too few columns, too many positives.
+    Candidates of a row are all columns; with candidates=negatives or positives=exclude, all columns that are no
+    positives of the row. In the same way, candidates of a column are rows; further rows (x items beside the pairs) are
+    candidates of all columns of pairs. A row and a column are no candidates of each other if batch.excluded lists the
+    pair, if batch.known has it and it is no positive, if they belong to different lists (batch.owners), or, with
+    duplicates=mask, if their keys are equal and the pair is no positive. options: the objective's choice of candidates
+    and positives.
+
+    Raises ConfigError if duplicates are compared and the batch has no keys, if candidates=negatives has fewer than 2
+    columns, if duplicates=positive makes too many pairs to be listed, and if positives=single meets several.
     """
     by_key = bool(batch.compared_keys(options.duplicates))
     if options.candidates is CandidateSet.negatives and len(batch.y_MD) < 2:
@@ -170,7 +175,8 @@ def without_positives(related: Relations, options: PairOptions) -> tuple[Exclusi
     """Return an Exclusion with which sums run over negatives alone, and a mask (P,) bool of the P positive pairs.
 
     The Exclusion leaves out all pairs that are no candidates, and all positives in batch.positives. The mask is True
-    for a positive pair that is itself a candidate. related: the result of `relations`, from the same `options`.
+    for a positive pair that is in the softmax sum of its term: any with positives=exclude, unless candidates=negatives;
+    else one that is itself a candidate. related: the result of `relations`, from the same `options`.
     """
     batch, exclusion = related.batch, related.exclusion or Exclusion()
     positives, dropped = batch.positives, exclusion.dropped
@@ -214,7 +220,7 @@ def _candidate_counts(
     """Count the candidates (columns) of each of this rank's rows, (b,), and the candidates (rows) of all columns, (M,).
 
     masked: the relation of equal keys if pairs of equal keys are left out, else None. exclusion: the pairs that are
-    left out; None: no pair.
+    left out; None: no pair. Every rank must call it.
     """
     row_counts_b = torch.full((len(batch.x_bD),), len(batch.y_MD), device=batch.x_bD.device)
     column_counts_M = torch.full((len(batch.y_MD),), batch.rows.total, device=batch.x_bD.device)
@@ -240,9 +246,9 @@ def _anchors(
     """Return the Anchors of this rank's rows, and those of all columns. Every rank must call it.
 
     Anchors hold, for each row or column, the numbers of its candidates and positives, and whether it has both and so
-    counts in the loss. counts: the numbers of candidates of rows (b,) and of columns (M,); positives: the numbers of
-    positives, alike. options: the objective's options; with single_positive(options), the one positive in each sum is
-    counted as one more candidate.
+    counts in the loss. counts: the numbers of candidates of rows (b,) and of columns (M,). positives: the numbers of
+    positives of rows (b,) and of columns (M,). options: the objective's options; with single_positive(options), the one
+    positive in each sum is counted as one more candidate.
     """
     always = single_positive(options)
     valid = [((m > 0) | always) & (p > 0) for m, p in zip(counts, positives, strict=True)]

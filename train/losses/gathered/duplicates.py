@@ -13,7 +13,7 @@ from torch import Tensor
 
 
 class SameItem:
-    """The relation i ~ j of M columns that have an equal key of one kind or another. Every column is related to itself.
+    """The relation i ~ j of M columns: i and j have an equal key of at least one kind, or are the same column.
 
     keys: for each kind of key (of x, of y), the keys of the first columns, int64 (≤ M,); later columns have no key of
     this kind and equal no other column. total: M. With two kinds of keys the relation is not transitive (i and j may
@@ -31,7 +31,7 @@ class SameItem:
         ]
 
     def sums(self, values_M: Tensor, columns: slice) -> Tensor:
-        """Sum values_M, for each column i of the slice `columns`, over all columns j with a key equal to one of i's.
+        """Sum values_M, for each column i of the slice `columns`, over all columns j ~ i (columns with an equal key).
 
         values_M: (M, …), one entry for each of M columns. Column i itself is included. The result is (b, …) for a slice
         of b columns. Differentiable in values_M; takes as much memory as values_M.

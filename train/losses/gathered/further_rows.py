@@ -1,7 +1,7 @@
 """Further rows: x items beside the pairs, such as wrong images, which are negatives of the y of all pairs.
 
-They have no positive and no term of their own in the loss: only the sums of columns (over the x for each y) run over
-them too. A further row that equals the x of a pair is no negative of the y of this pair, unless duplicates=keep. A rank
+They have no positive and no term of their own in the loss; they are only added to the sums of columns (over the x for
+each y). A further row that equals the x of a pair is no negative of the y of this pair, unless duplicates=keep. A rank
 computes the scores of its own further rows with the y of all ranks.
 
 Legend: k further rows of this rank, any number on other ranks; B columns of the pairs of all ranks, the first of M ≥ B
@@ -27,7 +27,7 @@ class XNegatives:
     """x items of this rank beside those of the pairs, k ≥ 0 in total, any number per row: negatives of every pair's y.
 
     embeddings_kD: (k, D). row_k (k,) int64: index of the local row that each item belongs to. keys_k (k,) int64:
-    content keys, equal for equal items; None: items are not compared.
+    content keys, equal for equal items; needed if the objective compares keys of x.
     """
 
     embeddings_kD: Tensor
@@ -52,8 +52,8 @@ class FurtherRows:
     """Further rows of this rank: k x items beside the pairs, as negatives of the y of the B pairs of all ranks.
 
     x_kD: their embeddings. keys_k (k,) int64: their content keys; None: x items are not compared. exclusion: the pairs
-    (further row, column) that the sums leave out, as the row equals the x of the column's pair, or belongs to another
-    pair's list; None: no pair.
+    (further row, column) that the sums leave out, because the further row and the x of the column's pair have equal
+    keys or, with candidates=list, because the further row belongs to another row; None: no pair.
     """
 
     x_kD: Tensor
@@ -64,9 +64,10 @@ class FurtherRows:
     def of(given: XNegatives, first_row: int, x_keys_B: Tensor | None, owner_B: Tensor | None) -> FurtherRows:
         """Return the further rows (x items beside the pairs) of this rank with the pairs that sums over them leave out.
 
-        first_row: global index of this rank's first row. x_keys_B: the content keys of the x of all pairs, int64 (B,);
-        None: x items are not compared. owner_B: the global index of the row to whose list the column of each pair
-        belongs, int64 (B,); None: there are no lists. Raises ValueError if x_keys_B is given and `given` has no keys.
+        given: the x items as the caller gave them. first_row: global index of this rank's first row. x_keys_B: the
+        content keys of the x of all pairs, int64 (B,); None: x items are not compared. owner_B: the global index of the
+        row to whose list the column of each pair belongs, int64 (B,); None: there are no lists. Raises ValueError if
+        x_keys_B is given and `given` has no keys.
         """
         if x_keys_B is not None and given.keys_k is None:
             raise ValueError("x_keys are given and further rows have none: give XNegatives(…, keys_k) too")
@@ -92,9 +93,10 @@ class FurtherRows:
         """Return the log-sums of all columns, (M,), with the further rows of all ranks added to the rows of the pairs.
 
         columns_M: the log-sum-exp of each column over the rows of the pairs of all ranks. The columns after the B of
-        the pairs keep their value. y_MD: the embeddings of the columns. scale, whole_gradients: as in log_partition;
-        the scales of rows are not read. columns: how the B columns of the pairs are distributed over ranks. Every rank
-        must call it, forward and backward.
+        the pairs keep their value. y_MD: the embeddings of the columns. scale: 1/τ, 0-d, or Scales, of which only
+        columns_M is read. whole_gradients: whether the gradient that reaches the result on a rank is the sum over ranks
+        already. columns: how the B columns of the pairs are distributed over ranks. Every rank must call it, forward
+        and backward.
         """
         B = columns.total
         if isinstance(scale, Scales):

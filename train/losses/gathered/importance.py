@@ -32,7 +32,7 @@ class ItemTable:
     """One float for each item, read from the file `path` (see data/log_weights.py) and found by the item's content key.
 
     name: what the floats must be, "log_q" or "zeta". Memory: 16 bytes an item, on the host and on the device. Raises
-    what `read_log_weights` raises for a file that cannot be used.
+    ConfigError for a file that does not exist or has no such floats, DataError for a damaged file.
     """
 
     def __init__(self, path: str, name: str) -> None:

@@ -32,7 +32,7 @@ class StateRead:
     """The samples of one global batch, in the order of ranks, and their per-sample state before this step.
 
     ids_B: sample ids, int64. old: name of a state (such as a running mean) → (B,) floats, NaN where a sample has none
-    yet. first_B: bool, whether an id is the first of the equal ones. inverse_B, counts_U: None if all ids differ, else
+    yet. first_B: bool, True at the first place of each distinct id. inverse_B, counts_U: None if all ids differ, else
     the index of each of the B ids among the U distinct ids, and how often each distinct id occurs.
     """
 
@@ -52,7 +52,7 @@ class StateRead:
         return replace(self, old=dict(zip(self.old, old_kB.unbind(), strict=True)))
 
     def mean(self, values_B: Tensor) -> Tensor:
-        """Replace each element by the mean of all elements of the same sample in the global batch: (B,) → (B,).
+        """Return, for each element of values_B, the mean of all elements of the same sample in the global batch, (B,).
 
         A sample may occur more than once in a batch. The result does not depend on the order of the batch, not even in
         its last bit.
@@ -60,7 +60,7 @@ class StateRead:
         return self._reduced(values_B, "mean") if self.repeated else values_B
 
     def log_mean(self, log_values_B: Tensor) -> Tensor:
-        """Replace each element by log(mean(exp)) over all elements of the same sample in the batch: (B,) → (B,)."""
+        """Return, for each element, log(mean(exp)) of all elements of the same sample in the global batch, (B,)."""
         if not self.repeated:
             return log_values_B
         highest_B = self._reduced(log_values_B, "max")
@@ -68,7 +68,7 @@ class StateRead:
         return highest_B + self.mean((log_values_B - highest_B).exp()).log()
 
     def _reduced(self, values_B: Tensor, how: str) -> Tensor:
-        """Replace each element of (B,) by the mean or maximum (how: "mean" or "max") of all elements of its sample."""
+        """Return, for each element, the mean or maximum (how: "mean" or "max") of all elements of its sample, (B,)."""
         assert self.inverse_B is not None
         order_B = values_B.argsort()
         # by sample, then by value: the order of summation does not depend on the order of the batch
@@ -145,7 +145,8 @@ class SampleState:
         """Store new state for the samples of the global batch `read`, the result of the method `read`.
 
         new: name of a state → (B,). Entries with equal sample ids must be equal: average them with StateRead.mean
-        first. Names that `new` lacks keep their state.
+        first. Names that `new` lacks keep their state. The rows of the batch are added to samples_seen. Until the next
+        `read`, `undo` can take the write back.
         """
         old_kB, new_kB = (
             torch.stack(columns).detach()
@@ -164,7 +165,7 @@ class SampleState:
         self._never_visited = self._never_visited + ((lacks_B - lacked_B) * read.first_B).sum().to(table.device)
 
     def undo(self) -> None:
-        """Restore, bit for bit, the per-sample state as it was before the last `write`.
+        """Restore, bit for bit, the per-sample state and samples_seen as they were before the last `write`.
 
         Does nothing if nothing was written since the last `read`, `load` or `undo`.
         """
@@ -174,10 +175,11 @@ class SampleState:
             self._undo = None
 
     def gathered(self, device: torch.device) -> dict[str, Tensor]:
-        """Return the state of all n samples for a checkpoint on rank 0, {} on other ranks. Every rank must call it.
+        """Return on rank 0 the state of all n samples, to be saved, and {} on other ranks. Every rank must call it.
 
-        The result has name of a state → (n,), and the counters samples_seen and never_visited. device: the device from
-        which the process group sends. Blocks are sent one by one, so only rank 0 holds all samples.
+        The result is a dict: the name of a state → (n,), and the counters samples_seen and never_visited, 0-d int64,
+        all on the CPU. device: the device from which the process group sends. Blocks are sent one by one, so only rank
+        0 holds all samples.
         """
         rank, world_size = _rank_and_world()
         table = self._table_in(torch.float32)
@@ -242,8 +244,9 @@ class SampleState:
     def _table_in(self, dtype: torch.dtype, device: torch.device | None = None) -> Tensor:
         """Return the table of k floats for each of this rank's samples, (n/W + 1, k) for n samples and W ranks.
 
-        The first call makes the table. It is converted to `dtype` if that is wider than its type. device: the device to
-        which it is moved, unless it exceeds the memory budget, which keeps it on the CPU; None: it stays where it is.
+        The first call makes the table. If `dtype` is wider than the type of the table, the table is converted. device:
+        the device to which the table is moved, unless it exceeds the memory budget and so stays on the CPU; None: it is
+        not moved.
         """
         before, own = self._table, self._own(*_rank_and_world())
         if before is None:

@@ -40,8 +40,9 @@ class Objective(nn.Module):
 
     Subclasses implement `of_batch` (from the batch gathered over ranks), or `of_embeddings` if they need no gathered
     columns. options: the ObjectiveOptions that configure the objective; subclasses narrow the type. takes: the names of
-    the optional arguments of forward that the objective accepts, from options. sample_state: the objective's numbers
-    for every training sample; None if it keeps none. gathers_ids: whether of_batch needs the sample ids of all ranks.
+    the optional arguments of forward that the objective accepts, by default options.takes. sample_state: the
+    objective's numbers for every training sample; None if it keeps none. gathers_ids: whether of_batch needs the sample
+    ids of all ranks.
     """
 
     sample_state: SampleState | None = None
@@ -248,7 +249,7 @@ class TemperatureObjective(Objective):
 
 
 def score_means(batch: GatheredBatch) -> dict[str, Tensor]:
-    """Return two metrics: the mean score of the pairs (x_i, y_i), and the mean score of all pairs (x_i, y_j), j ≠ i.
+    """Return positive_score, the mean score of the pairs (x_i, y_i), and negative_score, that of all (x_i, y_j), j ≠ i.
 
     Both are this rank's shares, whose means over ranks are the means over the global batch. Returns {} if the caller
     has listed the positive pairs, or if the batch has y items beside the pairs. Only the scores of the pairs (x_i, y_i)

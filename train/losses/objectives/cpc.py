@@ -140,7 +140,7 @@ class Cpc(TemperatureObjective):
         return ObjectiveResult(loss, {"positive_score": positive, "mi_bound": log_k - loss, "log_k": log_k})
 
     def _step(self, sequences: Sequences, u: int, candidates: int) -> Tensor:
-        """Return the sum of the losses of this rank's predictions of step u, and the sum of their scores, as one (2,).
+        """Return (2,): the sum of the losses of this rank's predictions of step u, and the sum of their scores.
 
         A prediction of step u is made from the context of one earlier step of a sequence i. Its loss is log(1 +
         Σ_{j≠i} e^{a_ij − a_ii}), with j the other sequences and a the logits; its score is that with the encoding of

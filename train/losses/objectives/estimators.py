@@ -87,7 +87,7 @@ class SogCLR(TemperatureObjective):
         return state.result(state.mean(terms, estimates), updated, {}, lambda _: ({}, {}))
 
     def of_anchors(self, log_u_b: Tensor, tau: Tensor) -> Tensor:
-        """Return the loss of each anchor, (b,), a linear function of log u_i.
+        """Return the loss of each anchor, (b,), an affine function of log u_i.
 
         log_u_b: the log of each anchor's running mean u_i, or zero_with_gradient of it, (b,). tau: τ, 0-d.
         """

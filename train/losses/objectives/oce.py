@@ -59,8 +59,8 @@ class Solution:
     """The scalar ν that minimises the OCE (see the class OCE) of each of R rows, and metrics of the worst-case weights.
 
     ν = base + τ offset, with τ the temperature: two tensors keep the digits that would be lost if a small offset were
-    added to a large base. of_weights: metrics (R,) by name: weights_kl = KL(w‖uniform), with w the weights, and
-    zero_weights = the share of weights that are 0.
+    added to a large base. of_weights: metrics (R,) by name, one or both of weights_kl = KL(w‖uniform), with w the
+    weights, and zero_weights = the share of weights that are 0.
     """
 
     base_R: Tensor
@@ -120,7 +120,8 @@ class OCE(ABC):
 class RowOCE(OCE):
     """An OCE (optimised certainty equivalent) whose minimising ν is computed for a block of rows at a time.
 
-    So memory stays bounded. metric: the name of the metric of the worst-case weights that `solve_rows` returns.
+    Memory is thereby bounded by the block. metric: the name of the metric of the worst-case weights that `solve_rows`
+    returns.
     """
 
     metric: ClassVar[str]

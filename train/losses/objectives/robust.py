@@ -76,9 +76,11 @@ class RobustObjective(TemperatureObjective):
     def values(self, losses: dict[str, Losses], sample_ids_b: Tensor | None, rows: Layout) -> tuple[Tensor, Metrics]:
         """Return OCE + ρτ of each side (anchors x, anchors y), (number of sides,), and metrics as means over the sides.
 
-        OCE: the optimised certainty equivalent, averaged over rows; ρ: options.rho; τ: temperature. losses: side → the
-        losses of its rows. sample_ids_b: the samples' indices in the stored state, needed with options.nu=state. rows:
-        which rank holds which samples. Every rank must call it, unless options.nu=closed_form.
+        Both are this rank's shares, whose means over ranks are the values of the global batch. OCE: the optimised
+        certainty equivalent, averaged over rows; ρ: options.rho; τ: temperature. In training, a ν per sample is
+        updated, and a learned ν gets its first value. losses: side → the losses of its rows. sample_ids_b: the samples'
+        indices in the stored state, needed with options.nu=state. rows: which rank holds which samples. Every rank must
+        call it, unless options.nu=closed_form.
         """
         tau = 1 / self.scale(next(iter(losses.values())).p_R)
         if self.options.nu is Nu.state:
@@ -121,9 +123,10 @@ class RobustObjective(TemperatureObjective):
     def _learning_nu(self, losses: list[Losses], tau: Tensor, rows: Layout) -> Tensor:
         """Return the learned ν of each side; in its first batch, ν is the largest of the rows' own minimisers.
 
-        The own minimiser of a row is the ν_r at which its OCE is minimal. With ν above ν_r, the OCE grows at most by ν
-        − ν_r; with ν below, it would grow by e^((ν_r − ν)/τ) for KL: so a ν that is too large does less harm. losses:
-        one entry per side. tau: τ. rows: which rank holds which samples. Every rank must call it.
+        In training, this first value is stored in the parameter `nu`. The own minimiser of a row is the ν_r at which
+        its OCE is minimal. With ν above ν_r, the OCE grows at most by ν − ν_r; with ν below, it would grow by e^((ν_r −
+        ν)/τ) for KL: so a ν that is too large does less harm. losses: one entry per side. tau: τ. rows: which rank
+        holds which samples. Every rank must call it.
         """
         self._nu_began = False
         self._nu_is_known = self._nu_is_known or not self.nu.isnan().any()
@@ -144,11 +147,11 @@ class RobustObjective(TemperatureObjective):
     def _with_state(
         self, losses: dict[str, Losses], tau: Tensor, sample_ids_b: Tensor | None, rows: Layout
     ) -> list[tuple[Tensor, Metrics]]:
-        """Return the OCE and metrics of each side with a ν_i for each sample, and make a gradient step on every ν_i.
+        """Return the OCE and metrics of each side with the stored ν_i of each sample.
 
-        A sample in its first batch has no ν_i yet and takes the ν_i at which its OCE is minimal. losses: the losses of
-        the rows by side, one row per sample. sample_ids_b: the samples' indices in the stored state. rows: which rank
-        holds which samples. Every rank must call it.
+        In training, also store every ν_i after a gradient step. A sample in its first batch has no ν_i yet and takes
+        the ν_i at which its OCE is minimal. losses: the losses of the rows by side, one row per sample. sample_ids_b:
+        the samples' indices in the stored state. rows: which rank holds which samples. Every rank must call it.
         """
         assert self.sample_state is not None
         read = self.sample_state.read(sample_ids_b, rows, tau.dtype)

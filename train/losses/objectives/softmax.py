@@ -207,9 +207,9 @@ def softplus(a: Tensor) -> Tensor:
 def rows_alone(
     related: Relations, in_sum_b: Tensor, negatives: Exclusion, scale: Tensor, options: SoftmaxOptions
 ) -> Tensor:
-    """Return the mean over rows of f_i/τ as core_terms does, 0-d, without the sums of columns.
+    """Return this rank's share of the mean over rows of f_i/τ (see core_terms), 0-d, without the sums of columns.
 
-    Each row has one positive, y_i. in_sum_b, scale, options: as in core_terms. negatives: the pairs to leave out.
+    Each row has one positive, y_i. in_sum_b: whether y_i is in C_i. negatives: the pairs to leave out. scale: 1/τ.
     """
 
     def f(log_sum: Tensor, omega: Tensor, log_count: Tensor, weight: Tensor) -> Tensor:
@@ -383,7 +383,7 @@ def _own_minus_mean(related: Relations, scale: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def mi_bound(related: Relations, row: Tensor, column: Tensor, options: SoftmaxOptions) -> dict[str, Tensor]:
-    """Return two metrics in nats: log K − InfoNCE, a lower bound of the mutual information, and log K.
+    """Return mi_bound = log K − InfoNCE, a lower bound of the mutual information in nats, and log_k = log K.
 
     K = B is the number of columns (van den Oord et al. 2018, eq. 5). InfoNCE is the loss f/τ with partition=sum,
     averaged over the directions of the loss. The bound holds only for one positive among all columns, so the result is

@@ -86,9 +86,9 @@ class MomentObjective(Objective, ABC):
 class Spectral(MomentObjective):
     """The spectral loss L = −(2/B) Σ_i <x_i, y_i> + mean <x_i, y_j>² (HaoChen et al. 2021).
 
-    The mean is over i ≠ j or over all pairs (i, j), as the options say. The minimum of L is the truncated singular
-    value decomposition of p(x, y)/√(p(x) p(y)). The mean over i ≠ j is unbiased; it is computed as tr(XᵀX YᵀY) without
-    the squares of the pairs (x_i, y_i). With B = 1 there are no pairs i ≠ j, and this mean is 0.
+    The mean is over i ≠ j or over all pairs (i, j), as options.pairs says. The embeddings at the minimum of L form the
+    truncated singular value decomposition of p(x, y)/√(p(x) p(y)). The mean over i ≠ j is unbiased; its sum is computed
+    as tr(XᵀX YᵀY) minus the squares <x_i, y_i>² of the pairs. With B = 1 there are no pairs i ≠ j, and this mean is 0.
     """
 
     options: SpectralOptions
@@ -119,8 +119,8 @@ class SpectralAlternating(MomentObjective):
     φ = x, φ = y, or both. With targets, ν is the target's y for φ = x and the target's x for φ = y, and Λ is the second
     moment of the target's embeddings.
 
-    moments_2DD: running means of E[ννᵀ], for ν of x and of y, which start with the first batch. seen: 0 before the
-    first batch, 1 after it.
+    With options.lambda_momentum above 0 there are two buffers. moments_2DD: running means of E[ννᵀ], for ν of x and of
+    y, which start with the first batch. seen: 0 before the first batch, 1 after it.
     """
 
     options: SpectralAlternatingOptions
@@ -163,7 +163,7 @@ class SpectralAlternating(MomentObjective):
         """Return the running means of the second moments of x and of y, with this batch included, (2, D, D).
 
         batch_2DD: the moments of the batch, which are returned as they are if options.lambda_momentum is 0. moves:
-        whether to store the new means.
+        whether to store the new means; `undo` restores the old ones. Raises ValueError if D is not options.width.
         """
         if not self.options.lambda_momentum:
             return batch_2DD
@@ -242,9 +242,9 @@ def against_frozen(phi_bD: Tensor, nu_bD: Tensor, lambda_DD: Tensor, relevance_b
 
 
 def moment_errors(moments_2DD: Tensor) -> dict[str, Tensor]:
-    """Return two metrics, 0-d each: the distance ‖M − I‖_F of the second moment M from the identity, for x and for y.
+    """Return the distance ‖M − I‖_F of the second moment M from the identity, 0-d, for x and for y.
 
-    moments_2DD: M of x and M of y, stacked.
+    The names are x_moment_error and y_moment_error. moments_2DD: M of x and M of y, stacked.
     """
     eye_DD = torch.eye(moments_2DD.shape[-1], dtype=moments_2DD.dtype, device=moments_2DD.device)
     errors = (moments_2DD - eye_DD).square().sum((1, 2)).sqrt()

@@ -111,7 +111,7 @@ class StateBatch:
 
     @property
     def seen(self) -> dict[str, slice]:
-        """Side → the slice of the global batch whose anchors this rank differentiates: its own rows of x, all of y."""
+        """The slice of the global batch whose anchors this rank differentiates: for x its own rows, for y all rows."""
         return {side: self.own if side == "x" else slice(None) for side in self.anchors}
 
     def old(self, name: str) -> Numbers:
@@ -125,8 +125,10 @@ class StateBatch:
 
         log ĝ_i, of the anchors i of `seen`: the log of the mean of e^(d_ij/τ) over the negatives j of anchor i, side →
         (b,) for x and (B,) for y, −inf for an anchor without negatives. d_ij: the score of j minus that of the
-        positive. batch: the embeddings. scale, weights: as in log_partition. own_logits(): the logits of the pairs
-        (x_i, y_i), for anchors x and for anchors y, side → (b,). All ranks know log ĝ of all anchors y. Each rank must
+        positive. batch: the embeddings. scale: as in log_partition, but with Scales of the columns of pairs alone,
+        (B,). weights: row_weights_B and column_weights_M of log_partition, the latter also of the columns of pairs
+        alone, (B,); further columns have the scale 1 and the log-weight 0. own_logits(): the logits of the pairs (x_i,
+        y_i), for anchors x and for anchors y, side → (b,). All ranks know log ĝ of all anchors y. Each rank must
         compute the loss of all of them, as `mean` does, since backward does not sum their gradients over ranks. One
         collective sends the column sums and the state of the samples of the batch. Every rank must call it.
         """

@@ -34,8 +34,8 @@ RANGES: dict[str, Callable[[float], bool]] = {
 def number(default: Any, meaning: str, allowed: str, **limits: float) -> Any:
     """Make a dataclass field for a numeric option, with the text that `--help` prints and its allowed range.
 
-    meaning: the text for `--help`. allowed: the range, a key of RANGES. limits: further limits, as for `described`. The
-    value None is legal in every range.
+    meaning: the text for `--help`. allowed: the range, a key of RANGES. limits: further limits of the value, by the
+    names least, most, above or below. The value None is legal in every range.
     """
     return field(default=default, metadata={"help": meaning, "range": allowed, **limits})
 
@@ -46,9 +46,10 @@ class ExpectedBatch:
 
     pairs: the number of pairs of all processes together. further: whether rows have y items beside that of their pair,
     such as hard negatives. several: whether any of these further y items are positives. classes: whether the columns
-    are classes, not the items of pairs. inputs: as ObjectiveOptions.inputs. catalogue: whether further y items can be
-    drawn from all y items of the data. relevance: whether positive pairs have a relevance (a weight in (0, 1]).
-    further_x: whether rows have x items beside that of their pair, which are wrong for its y.
+    are classes, not the items of pairs. inputs: the kind of x and y, one of those in ObjectiveOptions. catalogue:
+    whether further y items can be drawn from all y items of the data. relevance: whether positive pairs have a
+    relevance (a weight in (0, 1]). further_x: whether rows have x items beside that of their pair, which are wrong for
+    its y.
     """
 
     pairs: int
@@ -133,9 +134,9 @@ class ObjectiveOptions:
 
     @property
     def no_relevance_because(self) -> str:
-        """Why positive pairs cannot have a relevance (a weight in (0, 1]) here, as an error message; "" if they can.
+        """Why positive pairs cannot have a relevance (a weight in (0, 1]), as an error message; "" if they can.
 
-        They can if the loss has one term for each positive pair.
+        They can if the loss has one term for each positive pair, and no positives come from equal keys.
         """
         if "relevance" not in self.takes:
             return f"objective={self.name}: its loss has no term for each positive pair. Leave data.relevance out"
@@ -195,7 +196,7 @@ class ObjectiveOptions:
                 raise ConfigError(f"objective.{f.name}={value}: must be a finite number")
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle these options as the class given to `preset` and the values.
+        """Pickle these options as the class that was given to `preset`, and the values of all fields.
 
         A class that `preset` makes is in no module, so pickle could not find it by name.
         """
@@ -215,7 +216,7 @@ def preset(
     """Make the options class of the objective `name`: a subclass of `family` with other defaults.
 
     summary: one line for `--help`; None: the docstring of `family`. defaults: option → its new default, or a dataclass
-    field with a new default and help text.
+    field with a new default and help text. The class is also registered, so that its instances can be unpickled.
     """
     inherited, types = {f.name: f for f in fields(family)}, get_type_hints(family)
     changed = {

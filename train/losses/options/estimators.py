@@ -95,10 +95,10 @@ class EstimatorOptions(TemperatureOptions):
 
     @property
     def schedule(self) -> tuple[float, float, float]:
-        """(γ at the start, γ at the end, the number of epochs between them), see `gamma_at`. Constant γ: start = end.
+        """The tuple (γ at the start, γ at the end, the number of epochs between them), see `gamma_at`.
 
-        With gamma=auto, the end follows from gamma_epochs. If that is None, only the start is valid: a run sets
-        gamma_epochs to its number of epochs before it uses the end.
+        For a constant γ, start and end are equal. With gamma=auto, the end follows from gamma_epochs. If gamma_epochs
+        is None, only the start is valid: a run sets gamma_epochs to its number of epochs before it uses the end.
         """
         gamma, last, epochs = self.gamma, self.gamma_min, self.gamma_epochs or math.inf
         if gamma == AUTO:

@@ -70,7 +70,10 @@ class Layout:
         return self.gathered(rows)[0]
 
     def gathered(self, rows: Tensor, *more: Tensor) -> tuple[Tensor, ...]:
-        """Join `rows` as `gather` does, and `more` tensors (b, …) of any types without gradient, by one collective."""
+        """Join `rows` as `gather` does, and the tensors of `more`, (b, …) of any types, by one collective.
+
+        Returns the joined tensors, (B, …), in the order of the arguments; only the first has a gradient.
+        """
         return _Gather.apply(self, rows, *more) if self.world_size > 1 else (rows, *more)  # pyright: ignore[reportReturnType]
 
     def placed(self, values: Tensor) -> Tensor:
@@ -110,7 +113,10 @@ class Layout:
 
 
 class _Gather(torch.autograd.Function):
-    """The autograd function of Layout.gathered: an all-gather; backward is a reduce-scatter of the first gradient."""
+    """The autograd function of Layout.gathered: an all-gather of several tensors.
+
+    Backward is a reduce-scatter of the gradient of the first tensor; the others get no gradient.
+    """
 
     @staticmethod
     def forward(ctx: Any, layout: Layout, *parts: Tensor) -> tuple[Tensor, ...]:

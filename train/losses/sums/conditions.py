@@ -1,9 +1,9 @@
-"""Conditions on a batch that nearly always hold, and sizes of the batch, for which the host need not wait for a GPU.
+"""Conditions on a batch that are assumed instead of read from a GPU, and sizes of the batch that are known beforehand.
 
-An objective that reads a condition from a GPU makes the host wait. A trainer computes the objective within
-`collect_checks`: conditions are then assumed and read later, with the other numbers of the step. If a condition did not
-hold, the trainer drops the result and computes the objective again with speculative=False. Outside of `collect_checks`
-every condition is read at once.
+A condition nearly always holds, and an objective that reads it from a GPU makes the host wait. A trainer computes the
+objective within `collect_checks`: conditions are then assumed and read later, with the other numbers of the step. If a
+condition did not hold, the trainer drops the result and computes the objective again with speculative=False. Outside of
+`collect_checks` every condition is read at once.
 
 Sums over ranks that only metrics need are left to the trainer in the same way, which sends them with its scalars.
 """
@@ -35,11 +35,11 @@ class Sizes:
 class Checks:
     """Settings that a trainer gives to one computation of an objective, and tensors that the objective gives back.
 
-    Settings, the same on all ranks: speculative: assume that each condition (a 0-d bool tensor that selects a way to
-    compute, e.g. "no sum underflows") is true, instead of reading it, for which the host would wait for the GPU. sizes:
-    the layouts of the global batch; None if not known. logged: whether costly metrics are wanted.
-    Filled in by the objective: conditions: those that it assumed or read on this rank; the trainer must check them.
-    later: (1-d values to sum over ranks, function that makes metrics of the sum), see `summed_later`.
+    speculative: whether to assume that each condition (a 0-d bool tensor that selects a way to compute, e.g. "no sum
+    underflows") is true, instead of reading it, for which the host would wait for the GPU. sizes: the layouts of the
+    global batch; None if not known. logged: whether costly metrics are wanted. These settings are the same on all
+    ranks. The objective appends to two lists. conditions: those that it assumed or read on this rank; the trainer must
+    check them. later: (1-d values to sum over ranks, function that makes metrics of the sum), see `summed_later`.
     """
 
     speculative: bool
@@ -75,10 +75,11 @@ def collect_checks(speculative: bool, sizes: Sizes | None = None, logged: bool =
 
 
 def may_assume(condition: Tensor) -> bool:
-    """Whether the caller may go on as if the 0-d bool tensor `condition` is True; the same on all ranks.
+    """Record the 0-d bool tensor `condition` for the trainer, and return whether the caller may assume that it is True.
 
-    False outside of `collect_checks`, and with speculative=False. The condition itself is not read, so it may differ by
-    rank.
+    Within `collect_checks` the condition is appended to Checks.conditions, and the result is the argument `speculative`
+    of `collect_checks`, the same on all ranks. Outside of it nothing is recorded, and the result is False. The
+    condition is not read, so it may differ by rank.
     """
     checks = _CHECKS.get()
     if checks is None:
@@ -88,18 +89,28 @@ def may_assume(condition: Tensor) -> bool:
 
 
 def holds(condition: Tensor) -> bool:
-    """Whether the 0-d bool tensor `condition` is True: assumed within `collect_checks`, else read (the host waits)."""
+    """Whether the 0-d bool tensor `condition` is True, by assumption (see may_assume) or else read from its device.
+
+    Within `collect_checks` the condition is recorded for the trainer and, with speculative=True, assumed to be True.
+    Otherwise it is read, for which the host waits for a GPU.
+    """
     return may_assume(condition) or bool(condition)
 
 
 def logged() -> bool:
-    """Whether metrics are wanted that cost as much as the loss: `logged` of `collect_checks`, True outside of it."""
+    """Whether metrics that cost as much as the loss are wanted, as the argument `logged` of `collect_checks` says.
+
+    True outside of `collect_checks`.
+    """
     checks = _CHECKS.get()
     return checks is None or checks.logged
 
 
 def known_sizes() -> Sizes | None:
-    """Return the `sizes` given to the enclosing `collect_checks`: the layouts of the batch; None if there are none."""
+    """Return the argument `sizes` of the enclosing `collect_checks`: the layouts of the batch, or None.
+
+    Outside of `collect_checks` the result is None.
+    """
     checks = _CHECKS.get()
     return checks and checks.sizes
 

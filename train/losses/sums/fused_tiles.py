@@ -94,8 +94,9 @@ def exp_gradients(
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """Return G, the gradient in a tile's logits, (r, c) in `dtype`, and those in the log-weights of rows and columns.
 
-    The latter are (r,) and (c,), None without factors. G_ij = E_ij (u_i w_j + v_j w'_i), with E and the first arguments
-    as in exp_sums, and u, v as in lse_one_shift.one_shift_gradients.
+    The latter are (r,) and (c,), None without factors. G_ij = E_ij (u_i w_j + v_j w'_i), with E, w, w' and their
+    arguments as in exp_sums. u_r, v_c: the upstream gradient of each row and each column, divided by its sum of
+    exp_sums over all tiles.
     """
     e = _exponentials(s, scale, shift, left_out)
     by_row, by_column = u_r[:, None], v_c
@@ -160,9 +161,9 @@ def log_sum_gradients(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Return the gradients in s, (r, c) in `dtype`, in row and column scales, and in row and column log-weights.
 
-    The four last are (r,) or (c,). s: the tile's scores (r, c). left_out: bool (r, c), pairs that sums leave out; None:
-    no pair. sums: the log-sums of the whole rows, (r,), and columns, (c,); upstream: the gradients of the loss in these
-    log-sums. The formulas are those of lse_online.online_gradients.
+    The last four are (r,), (c,), (r,) and (c,). s: the tile's scores (r, c). left_out: bool (r, c), pairs that sums
+    leave out; None: no pair. sums: the log-sums of the whole rows, (r,), and columns, (c,); upstream: the gradients of
+    the loss in these log-sums. The formulas are those of lse_online.online_gradients.
     """
     of_rows, of_columns = logits.both(s, left_out)
     p = (of_rows - sums[0][:, None]).exp() * upstream[0][:, None]

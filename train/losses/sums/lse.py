@@ -58,12 +58,12 @@ def log_partition(
     scale · <x_i, y_j>; column sums run over the rows i of all ranks. x_bD: the row embeddings of this rank; y_MD: the
     column embeddings gathered from all ranks; both bf16, fp16, float32 or float64, of one type. scale: 0-d, the same on
     every rank, or Scales (a scale for each row and column). layout: how the columns are distributed over ranks; None:
-    the caller uses row sums only, and the column results are finite without a meaning. exclusion: pairs to leave out;
-    None: no pair. row_weights_B (of all ranks, distributed as the columns), column_weights_M: log-weights; None: all 0.
-    shares: a function from the log-sums of this rank's rows to further numbers, which the collective of the column sums
-    sums over ranks too; their sum, without gradient, is a third result. The first two results are float32 or float64. A
-    row or column whose pairs are all left out gets −inf, with gradient zero. Differentiable in x, y, scale and
-    log-weights.
+    nothing is sent, the caller uses row sums only, and the column results have no meaning. exclusion: pairs to leave
+    out; None: no pair. row_weights_B (of all ranks, distributed as the columns), column_weights_M: log-weights; None:
+    all 0. shares: a function from the log-sums of this rank's rows to further numbers, which the collective of the
+    column sums sums over ranks too; their sum, without gradient, is a third result. The first two results are float32
+    or float64. A row or column whose pairs are all left out gets −inf, with gradient zero. Differentiable in x, y,
+    scale and log-weights.
 
     The column results are the same on every rank, and a rank may use any column: backward sums the gradients of columns
     over ranks. whole_gradients: whether the gradients that reach each rank's column results are that sum already, so

@@ -239,11 +239,11 @@ def _largest(values: Tensor, least: float) -> Tensor:
 
 
 def _fused(tiles: Tiles, logits: Logits) -> tuple[ModuleType, KernelExclusion] | None:
-    """Return the module of the Triton kernels, and the pairs to leave out as KernelExclusion; None if it is not usable.
+    """Return the module of the Triton kernels, and the pairs to leave out; None if the kernels cannot be used.
 
-    The kernels need bf16 or fp16, a GPU that Triton supports, and one scale without log-weights. The pairs that they
-    leave out may be those of equal keys, and the pairs (i, first + i) of all rows i, with `first` a constant, but no
-    other list of pairs.
+    The kernels need bf16 or fp16, a GPU that Triton supports, and one scale without log-weights. Pairs are left out as
+    a KernelExclusion says: those of equal keys, of two kinds at most, and one list at most, (i, first + i) for all rows
+    i with a constant `first`, of pairs to drop or to keep.
     """
     if not logits.shared or tiles.x_bD.dtype not in (torch.bfloat16, torch.float16):
         return None

@@ -178,10 +178,10 @@ def _into_range(
 ) -> Tensor:
     """Return the power of two, 0-d, by which u and v must be multiplied so that fp16 can hold G_ij = E_ij (u_i + v_j).
 
-    E_ij = exp(scale · <x_i, y_j> − shift); arguments as in `gradients`. Multiplied so, |G| ≤ 2^14, and G is exact down
-    to 2^-28 of its largest element. |G_ij| is at most |u_i| Σ_j E_ij + |v_j| Σ_i E_ij. The sums are computed anew, for
-    2·b·M·D flops: the caller has not kept those of the forward pass, and without the bound a gradient could silently
-    become 0.
+    E_ij = exp(scale · <x_i, y_j> − shift); arguments as in `gradients`. After the multiplication |G| ≤ 2^14, and
+    elements above 2^-14 have the full precision of fp16. |G_ij| is at most |u_i| Σ_j E_ij + |v_j| Σ_i E_ij. The sums
+    are computed anew, for 2·b·M·D flops: the caller has not kept those of the forward pass, and without the bound a
+    gradient could silently become 0.
     """
     sums = exp_sums(x_bD, y_MD, scale, shift, exclusion)
     largest = torch.cat([value.abs() * total for value, total in zip((u_b, v_M), sums, strict=True)])
@@ -190,7 +190,7 @@ def _into_range(
 
 
 def _exponent(scale: Number, shift: Number, like: Tensor) -> Tensor:
-    """Return (scale, shift) · log₂e, (2,) float32, on the device of `like`, without reading a tensor from it."""
+    """Return (scale, shift) · log₂e, (2,) float32, on the device of `like`, without making the host wait for it."""
     pair = (v if isinstance(v, Tensor) else like.new_full((), v, dtype=torch.float64) for v in (scale, shift))
     return (torch.stack([v.detach().double() for v in pair]) * LOG2_E).float()
 
@@ -224,12 +224,13 @@ def _exponentials(
 ):  # fmt: skip
     """Compute E_ij = exp2(exponent[0] · <x_i, y_j> − exponent[1]) of the block at (first_row, first_column).
 
-    x, y: pointers to the embeddings of the rows and of the columns, D wide. E is 0 outside of the row_count ×
-    column_count score matrix. Row i's own column is first_own + i: this pair's E is 0 if OWN_DROPPED, else it stays. Of
-    the other pairs, E is 0 where row and column have an equal key. row_keys_0, column_keys_0, …: pointers to the keys
-    of the first and the second kind; KEYS: how many kinds are compared (0, 1 or 2); keyed_0, keyed_1: how many of the
-    first columns have a key of this kind. INTERPRETED: whether Triton's interpreter runs the kernel. BLOCK_D: how many
-    of the D elements are multiplied at a time.
+    x, y: pointers to the embeddings of the rows and of the columns, D wide. exponent: pointer to the result of
+    _exponent, so that E_ij = exp(scale · <x_i, y_j> − shift). E is 0 outside of the row_count × column_count score
+    matrix. Row i's own column is first_own + i: this pair's E is 0 if OWN_DROPPED, else it stays. Of the other pairs, E
+    is 0 where row and column have an equal key. row_keys_0, column_keys_0, …: pointers to the keys of the first and the
+    second kind; KEYS: how many kinds are compared (0, 1 or 2); keyed_0, keyed_1: how many of the first columns have a
+    key of this kind. INTERPRETED: whether Triton's interpreter runs the kernel. BLOCK_D: how many of the D elements are
+    multiplied at a time.
     """
     rows = first_row + tl.arange(0, BLOCK_ROWS)
     columns = first_column + tl.arange(0, BLOCK_COLUMNS)
@@ -294,8 +295,8 @@ def _sums_kernel(
     """Sum E_ij (see _exponentials) over a group of columns, into of_rows, and over a block of rows, into of_columns.
 
     x, y: pointers to the embeddings of the rows and of the columns; other arguments as in _exponentials. group: the
-    number of columns of a group. Each program handles one (block of rows, group of columns): of_rows[group, i] is its
-    sum of row i, and of_columns[block, j] its sum of column j.
+    number of columns of a group. Each program handles one (block p of rows, group q of columns): of_rows[q, i] is its
+    sum of row i, and of_columns[p, j] its sum of column j.
     """
     row_block, column_group = tl.program_id(0), tl.program_id(1)
     row_sums = tl.zeros((BLOCK_ROWS,), dtype=tl.float32)

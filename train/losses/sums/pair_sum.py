@@ -38,10 +38,11 @@ def pair_sum(
     <x_i, y_j>, with rows as (r, 1), columns as (1, c) and parameters 0-d; it must be finite, with a finite derivative,
     also for pairs that are left out, and must not branch on values of tensors. scale: 0-d; None: 1. rows, columns,
     parameters: further inputs of f, tensors (b,), (M,) and 0-d. exclusion: pairs to leave out; None: no pair.
-    row_factors_b: the factors w_i; None: all 1. scores: the tiles of scores, if the caller has them; None: they are
-    computed. x_bD: the row embeddings of this rank; y_MD: the column embeddings of all ranks; bf16, fp16, float32 or
-    float64. Scores are float32, or float64 for float64 embeddings. Differentiable in all tensors except w; gradients of
-    inputs that all ranks share (y, scale, columns, parameters) are this rank's share, to be summed over ranks.
+    row_factors_b: the factors w_i; None: all 1. scores: the tiles of <x_i, y_j>, if the caller has them and scale is
+    None; None or empty: they are computed. x_bD: the row embeddings of this rank; y_MD: the column embeddings of all
+    ranks; bf16, fp16, float32 or float64. Scores are float32, or float64 for float64 embeddings. Differentiable in all
+    tensors except w; gradients of inputs that all ranks share (y, scale, columns, parameters) are this rank's share, to
+    be summed over ranks.
     """
     with torch.autocast(x_bD.device.type, enabled=False):
         return _PairSum.apply(  # pyright: ignore[reportReturnType]
@@ -127,7 +128,7 @@ def _terms(
     s: the tile's products <x_i, y_j>, (r, c). scale: 0-d; None if s is multiplied by it already. left_out: bool mask
     (r, c) of pairs that do not count; None: no pair. factors_r: factors of the rows; None: all 1. inputs: the tile's
     parts of the further inputs of f. wanted: the positions of the inputs that need a gradient. dtype: None if no
-    gradients are needed; the result is then the sum alone, twice.
+    gradients are needed; the result is then (sum, sum).
     """
     # 0-d inputs are expanded to (r, 1), so that their gradients too are sums over rows: one kernel
     inputs = [v if v.ndim else v.expand(len(s), 1) for v in inputs]

@@ -1,4 +1,4 @@
-"""A radix select: for each row of a matrix, the largest threshold at which a condition on the values above it holds.
+"""A radix select: for each row, the largest threshold at which a condition holds for the values at or above it.
 
 The matrix is never in memory as a whole: every pass computes its tiles again. Floats map to integers of the same order.
 So a threshold is found digit by digit, by counting the values that have each digit. The result is exact for all values,
@@ -38,7 +38,7 @@ class RowThreshold:
 def row_threshold(
     tiles: TilesOfValues, condition: Callable[[Tensor, Tensor, Tensor], Tensor], like_r: Tensor, *, summed: bool
 ) -> RowThreshold:
-    """Find the largest float v of each of r rows at which condition(n, total, v) holds.
+    """Find, for each of r rows, the largest float v at which condition(n, total, v) holds.
 
     n is how many values of the row are ≥ v, `total` their sum. tiles(): yields tiles (r, c) that together hold all
     values of the rows (−inf for no value), equal to the bit in every call. condition: elementwise on float64 tensors;
@@ -110,7 +110,7 @@ def _floats(keys: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _flipped(bits: Tensor, integer: torch.dtype) -> Tensor:
-    """Flip all bits except the sign of negative numbers in `bits`, integers of the type `integer`.
+    """Return `bits`, integers of the type `integer`, with all bits except the sign flipped in the negative ones.
 
     Floats store sign and magnitude, integers the two's complement; after the flip both sort in the same order.
     """

@@ -37,7 +37,7 @@ def tile_size(device: torch.device) -> int:
 class Pairs:
     """A list of P pairs (row i of this rank, global column j), (P, 2) int64.
 
-    own: the column paired with row 0 if the list is (i, own + i) for all rows i of this rank; None for any other list.
+    own: if given, the list is (i, own + i) for all rows i of this rank, which methods then use; None: any list.
     """
 
     def __init__(self, pairs_P2: Tensor, own: int | None = None) -> None:
@@ -161,9 +161,9 @@ class Exclusion:
     def mask(self, rows: slice, columns: slice) -> Tensor | None:
         """Return a bool mask (r, c) of a tile of r rows and c columns, True for pairs which the sums leave out.
 
-        Sums leave out the pairs listed in `dropped` or of different owners, and the pairs that are known or of equal
-        keys and are not listed in `kept`. Returns None if no rule applies to the tile. rows, columns: the slices of the
-        score matrix that the tile covers.
+        Sums leave out the pairs listed in `dropped` or of different owners, and also, unless `kept` lists them, the
+        pairs that are known or of equal keys. Returns None if no rule applies to the tile. rows, columns: the slices of
+        the score matrix that the tile covers.
         """
         by_rule = [*(_equal(keys, rows, columns) for keys in self.keys), self.known and self.known.mask(rows, columns)]
         found = [mask for mask in by_rule if mask is not None]
@@ -283,7 +283,7 @@ class Tiles:
     def operand(self, embeddings: Tensor) -> Tensor:
         """Return embeddings in the dtype of operands of matrix products: bf16 if `half`, else float32 or float64.
 
-        For MANY pairs or more in float32 on a GPU, a line on stderr says once that bf16 would be faster.
+        For MANY pairs or more on a GPU, unless products are bf16, a line on stderr says once that bf16 would be faster.
         """
         if not self.half and self.x_bD.is_cuda and len(self.x_bD) * len(self.y_MD) >= MANY:
             _say_what_is_slow()

@@ -34,7 +34,7 @@ def compiles(device: torch.device) -> bool:
 
 
 def compile_problem(device: torch.device) -> str:
-    """Compile and run a small kernel on a GPU; return "" if that works, else the reason and the fix in one line."""
+    """Compile and run a small kernel on `device`; return "" if that works, else the reason and the fix in one line."""
     if not INSTALLED:
         return "Triton is not installed. Fix: install a build of torch for CUDA, which brings it"
     try:
@@ -68,7 +68,7 @@ def _increment(number):
 
 
 def compiled(function: Any) -> Any:
-    """Return triton.jit(function), not specialised to the arguments that are sizes; False if Triton is not installed.
+    """Return triton.jit(function), which does not specialise on arguments that are sizes; False without Triton.
 
     So a kernel is not compiled again when a size of the batch changes.
     """
@@ -80,8 +80,8 @@ def compiled(function: Any) -> Any:
 def tuned(function: Any) -> Any:
     """Return triton.autotune of the kernel `function`, which chooses the fastest block shape of BLOCKS.
 
-    The first call for an embedding width D and a number of kinds of keys times the shapes. Triton's interpreter takes
-    the first shape. Returns None if Triton is not installed.
+    The first call with an embedding width D and a number of kinds of keys measures the time of each shape. Triton's
+    interpreter takes the first shape. Returns None if Triton is not installed.
     """
     if not INSTALLED:
         return None
