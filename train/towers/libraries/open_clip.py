@@ -257,7 +257,7 @@ def _registered(path: str) -> str:
 
 @dataclass(frozen=True)
 class PublishedWeights:
-    """Settings that open_clip lists for published weights; for weights from a file, or none, the defaults of the fields.
+    """Settings that open_clip lists for published weights; weights from a file, and no weights, have the defaults.
 
     preprocess: those of the keys mean, std, interpolation and resize_mode that open_clip lists for the weights.
     quick_gelu: whether the weights were trained with QuickGELU.
