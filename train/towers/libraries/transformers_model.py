@@ -183,7 +183,7 @@ def _checked(key: str, name: str) -> tuple[str, str | None]:
 
 
 def _weights_of(name: str) -> tuple[torch.dtype, bool]:
-    """Return the dtype of the weights in a model's first .safetensors file, and whether WRAPPERS begins any name.
+    """Read a model's first .safetensors file; return (dtype of its weights, whether any name has a WRAPPERS prefix).
 
     name: the model. The dtype is bfloat16 or float16 if all weights in the file have it, else float32. WRAPPERS are the
     prefixes "module." and "_orig_mod." that DDP and torch.compile put before names. Returns (float32, False) if there
