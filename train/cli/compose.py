@@ -132,8 +132,8 @@ def as_argument(value: Any) -> str:
 def _prefixes(key: str, value: Any, change: Callable[[str], str]) -> Any:
     """Return `value`, the value of the dotted `key`, with `change` applied to each text whose key is in WITH_ESCAPES.
 
-    Lists and mappings in `value` are searched: a text in a list has the key of the list, a text in a mapping its name
-    there.
+    Texts inside lists and mappings are changed too: the key of a text in a list is that of the list, the key of a text
+    in a mapping is its name in the mapping.
     """
     if isinstance(value, Mapping):
         return {name: _prefixes(name, item, change) for name, item in value.items()}
@@ -206,9 +206,10 @@ def _composed(overrides: Sequence[str]) -> DictConfig:
 def typed(config: Any, overrides: Sequence[str] = ()) -> TrainConfig:
     """Convert a composed OmegaConf configuration to a TrainConfig.
 
-    First gives the keys of OPEN that have no value one, in place: that of the text tower's SentenceTransformer folder,
-    or their default. overrides: the arguments of the command line, so that a message shows a value as it was typed.
-    Raises ConfigError for a value that is missing, has the wrong type, is outside its limits or contains a resolver.
+    First sets, in place, the keys that have no value yet (`fill_defaults`): to the value of the text tower's
+    SentenceTransformer folder, or to their default. overrides: the arguments of the command line, so that a message
+    shows a value as it was typed. Raises ConfigError for a value that is missing, has the wrong type, is outside its
+    limits or contains a resolver.
     """
     refuse_resolvers(OmegaConf.to_container(config))
     with _explain_errors(overrides):

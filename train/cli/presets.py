@@ -109,7 +109,7 @@ def _beside(recipe: Path | None) -> list[tuple[str, Path]]:
 
 
 def _chosen_beside(recipe: Path, words: Sequence[str]) -> list[tuple[str, Path]]:
-    """Return the (group, path) pairs of `_beside` whose file name stands in the recipe's defaults or in `words`."""
+    """Return those (group, path) of `_beside` whose file name, without suffix, stands in the defaults or in `words`."""
     wanted = f"{_checked(recipe).get('defaults')} {words}"
     return [(group, path) for group, path in _beside(recipe) if re.search(rf"\b{re.escape(path.stem)}\b", wanted)]
 
@@ -131,7 +131,7 @@ def _checked(path: Path) -> dict[str, Any]:
 
 
 def _words(entry: Any) -> list[Any]:
-    """Return the names in one entry of `defaults:`: the group and preset of a mapping, without nulls, else the entry."""
+    """Return the group and preset that a mapping in `defaults:` names, without nulls; for any other entry, [entry]."""
     return [word for pair in entry.items() for word in pair if word is not None] if isinstance(entry, dict) else [entry]
 
 

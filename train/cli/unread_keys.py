@@ -179,7 +179,7 @@ SPECIAL: dict[str, Callable[[TrainConfig], bool]] = {
 
 
 def _chosen(config: TrainConfig) -> dict[str, Any]:
-    """Return dotted key → value for the keys whose value differs from the default, that of TrainConfig or objective."""
+    """Return dotted key → value for the keys whose value is not the default of TrainConfig or of the objective."""
     defaults = all_keys(TrainConfig(objective=type(config.objective)()))  # type: ignore[operator]
     return {key: value for key, value in all_keys(config).items() if value != defaults.get(key)}
 

@@ -8,10 +8,10 @@ WINDOW = 10  # the number of recent losses to which a loss is compared
 class LossSpikes:
     """Decides whether a loss is a spike: loss > mean + (factor − 1) · size, over the last WINDOW losses.
 
-    size is the larger of |mean| and the range (max − min) of the losses. With size = mean > 0, a spike is a loss above
-    factor · mean; the range matters for losses near zero or of both signs. factor: the key optim.spike; None: nothing
-    is a spike. Nor is anything before there are WINDOW losses. losses: the last losses; the caller appends the loss of
-    each step that was applied (not skipped).
+    size is the larger of |mean| and the range (max − min) of these losses. If that is the mean itself, a spike is a
+    loss above factor · mean; the range is larger for losses near zero or of both signs. Nothing is a spike before there
+    are WINDOW losses. factor: the key optim.spike; None: nothing is a spike. losses: the last losses; the caller
+    appends the loss of each step that was applied (not skipped).
     """
 
     def __init__(self, factor: float | None) -> None:

@@ -110,9 +110,9 @@ def check_batch_norms(towers: nn.Module, choice: BatchNorm, rows: int, chunks: i
     """Check that model.batch_norm=`choice` works for these towers; return a line for the log, "" without batch norms.
 
     rows: the number of pairs on the rank that has the fewest. chunks: the number of chunks in which a rank embeds its
-    pairs. ranks: the number of processes. Call it after `set_batch_norms`. Raises ConfigError for another choice than
-    `global` without batch norms, `global` with more than one chunk, `per_chunk` with chunks of one pair, batch norms of
-    a text encoder in train() mode, and `global` on several ranks for a norm with a forward() of its own.
+    pairs. ranks: the number of processes. Call it after `set_batch_norms`. Raises ConfigError if a choice other than
+    `global` finds no batch norm, `global` meets more than one chunk, or on several ranks a norm with a forward() of its
+    own, `per_chunk` meets chunks of one pair, or a text encoder has batch norms in train() mode.
     """
     norms = [m for m in towers.modules() if isinstance(m, FrozenStatistics)] + batch_norms(towers)
     in_text = any(isinstance(m, Pooled) and batch_norms(m) for m in towers.modules())

@@ -44,10 +44,10 @@ def build_model(config: TrainConfig, load_pretrained: bool = True) -> TwoTowerMo
     """Build the model of a configuration: the towers that the keys of model.* describe, for its task and items.
 
     load_pretrained=False: build architectures only, with random weights, because the weights come from a checkpoint.
-    Random initial weights come from torch's global generator. config.run.classes or inputs is needed for task=labelled
-    or sequence. In this process, tokenizers then use one thread, and huggingface_hub only its cache if the hub does not
-    answer. Raises ConfigError for an unknown model, weights that do not exist, inputs that a tower cannot take, or
-    towers of different widths.
+    Random initial weights come from torch's global generator. task=labelled needs config.run.classes, task=sequence may
+    need config.run.inputs. Sets TOKENIZERS_PARALLELISM=false unless it is set, and makes huggingface_hub use its cache
+    only if the hub does not answer. Raises ConfigError for an unknown model, weights that do not exist, inputs that a
+    tower cannot take, or towers of different widths.
     """
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # its threads do not survive the loader's fork
     if may_download(config.model):
@@ -243,7 +243,7 @@ def _text_encoder(config: ModelConfig, load_pretrained: bool) -> tuple[Tower, Te
 
 
 def _exported(config: ModelConfig, load_pretrained: bool) -> Calibration | None:
-    """Return the logit scale and bias of the export of this program from which the text tower is loaded, else None."""
+    """Return the logit scale and bias saved in an export of Dyad if the text tower is loaded from one, else None."""
     name = config.text.name or config.name
     trained = load_pretrained and not config.text.from_scratch
     return exported(name, f"model.text.name={name}")[1] if trained and name else None

@@ -13,10 +13,10 @@ from dyad.train.towers.tower import TwoTower
 class TwoTowerModel:
     """A model of two towers, which embed the two sides of a pair, and the tokenizer of their texts.
 
-    tokenize: converts n texts to token ids, int64 (n, L), where L counts tokens; None if no tower takes texts. If the y
-    tower holds vectors of classes and x_tower takes no texts, it is a ClassNumbers, from names of classes to numbers
-    int64 (n,). calibration: the logit scale and bias with which pretrained weights of both towers were trained; None:
-    not known.
+    tokenize: converts n texts to token ids, int64 (n, L), where L counts tokens; None if no tower takes texts. If
+    x_tower takes no texts and y_tower holds vectors of classes, tokenize is a ClassNumbers, which converts n names of
+    classes to their numbers, int64 (n,). calibration: the logit scale and bias with which pretrained weights of both
+    towers were trained; None: not known.
     """
 
     towers: TwoTower

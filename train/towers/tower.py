@@ -23,8 +23,8 @@ class Tower(nn.Module):
 
     Embeddings are not normalised: objectives and evaluation normalise them. prepare=None: the trunk gets the inputs
     unchanged. If the trunk has parameters, and none trains when the tower is made, its outputs are cached (FrozenCache)
-    and have no autograd graph. Modules of the trunk with frozen parameters only stay in eval() mode. cache_mb: size of
-    the cache in MiB (model.frozen_cache_mb); 0: nothing is cached; None: a default by device.
+    and have no autograd graph. Modules of the trunk whose parameters are all frozen stay in eval() mode. cache_mb: size
+    of the cache in MiB (model.frozen_cache_mb); 0: nothing is cached; None: a default by device.
     """
 
     def __init__(

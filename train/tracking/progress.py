@@ -121,7 +121,7 @@ class TextSink(Sink):
 class LogFile(TextSink):
     """Writes every line to log.txt, with open_clip's time stamp.
 
-    log: called with a line of text when the file cannot be written.
+    log: called with a line of text when the file cannot be written; lines then wait in memory.
     """
 
     def __init__(self, path: Path, lines: Lines, log: Callable[[str], None]) -> None:

@@ -43,7 +43,7 @@ def wandb_mode(config: TrackingConfig) -> Wandb:
 def resolve_wandb_mode(config: TrackingConfig, run_dir: Path, log: Callable[[str], None]) -> TrackingConfig:
     """Return a copy of `config` with tracking.wandb resolved to online, offline or disabled, and log one line about it.
 
-    Nothing is logged if `wandb_mode` is disabled. Otherwise the mode becomes offline if the W&B server does not answer,
+    Nothing is logged if `wandb_mode` gives disabled. Else the mode becomes offline if the W&B server does not answer,
     and disabled if the wandb package cannot be imported. Call it before data are read. log: prints the line. run_dir:
     the run folder, shown in the line. Raises ConfigError if the user asks for online and there is no API key.
     """

@@ -62,9 +62,9 @@ class PatchDropout(nn.Module):
         self.prob, self.prefix = prob, prefix
 
     def forward(self, x_bLW: Tensor) -> Tensor:
-        """Return the tokens that stay, (b, L', W) with L' ≤ L, of the tokens (b, L, W): L of width W per image.
+        """Return the tokens that stay, (b, L', W) with L' ≤ L.
 
-        In training the patches that stay are in random order.
+        x_bLW: L tokens of width W for each of b images. In training the patches that stay are in random order.
         """
         if not self.training or self.prob == 0:
             return x_bLW

@@ -33,7 +33,7 @@ WRAPPERS = r"module\.|_orig_mod\."  # prefixes of the names of weights saved fro
 def explain_errors(problem: str, advice: str = "") -> Iterator[None]:
     """Turn any Exception raised inside the `with` block into a ConfigError.
 
-    The message is `problem`, the first line of the error, and `advice`. If weights do not fit a model, it is `problem`
+    The message is `problem`, the first line of the error, and `advice`; for weights that do not fit a model, `problem`
     and the names of such weights. A ConfigError raised inside passes unchanged. Use it for code that reads untrusted
     files, where libraries raise errors of many types.
     """

@@ -50,7 +50,7 @@ class FixedLengthTokenizer:
         return _tokens(self.tokenizer, texts, padding="max_length", max_length=self.context_length)
 
     def lengths(self, tokens: Tensor) -> Lengths:
-        """Return the number of tokens of each row, without padding."""
+        """Return the number of tokens of each row of `tokens`, (n, L), without PADDING: int64 (n,) in NumPy."""
         return token_counts(tokens)
 
 
@@ -100,7 +100,7 @@ class TextTokenizer:
         return nn.functional.pad(tokens, (0, missing), value=PADDING)
 
     def lengths(self, tokens: Tensor) -> Lengths:
-        """Return the number of tokens of each row, without padding."""
+        """Return the number of tokens of each row of `tokens`, (n, L), without PADDING: int64 (n,) in NumPy."""
         return token_counts(tokens)
 
 
@@ -191,8 +191,8 @@ def build_text_encoder(context: BuildContext) -> tuple[Tower, TextTokenizer]:
     """Build a text tower from a transformers encoder, with a tokenizer for texts of any length.
 
     If the transformers model has an image tower too, such as CLIP, its text model pools by itself. The projection is a
-    new linear layer to model.embed_dim. If model.embed_dim is null, it is that of the text model of such a model, else
-    the Dense modules of a SentenceTransformer folder with model.text.dense=true, else the identity. context: as in
+    new linear layer to model.embed_dim. If model.embed_dim is null, it is the text projection of such a model, or with
+    model.text.dense=true the Dense modules of a SentenceTransformer folder, else the identity. context: as in
     `build_text_tower`. Raises ConfigError for an unknown model, for weights that do not exist, do not fit or are not
     complete, for a tokenizer without special tokens, and for a model.text.context_length above the model's limit.
     """
@@ -252,7 +252,7 @@ def build_likelihood(config: ModelConfig, load_pretrained: bool) -> tuple[Tower,
 
 
 def _set_training(encoder: nn.Module, config: ModelConfig) -> None:
-    """Apply the keys grad_checkpointing, text.frozen and text.lora_rank, and those that these read, in place."""
+    """Apply model.grad_checkpointing, model.text.frozen and model.text.lora_rank to a text encoder, in place."""
     if config.grad_checkpointing:
         checkpoint_activations(encoder)
     if config.text.frozen:
@@ -262,10 +262,10 @@ def _set_training(encoder: nn.Module, config: ModelConfig) -> None:
 
 
 def _padding(tokenizer: Any, side: str) -> int:
-    """Set the padding side of a tokenizer, and its padding token if it has none; return the id of the padding token.
+    """Set the padding side of a tokenizer, in place, and its padding token if it has none; return that token's id.
 
-    side: "left" or "right". The padding token may occur in texts too: only the attention mask marks padding. Raises
-    ConfigError if the tokenizer has no special token.
+    side: "left" or "right". A tokenizer without a padding token gets its eos token or another special token, which may
+    occur in texts too: only the attention mask marks padding. Raises ConfigError if it has no special token.
     """
     if not (names := [*filter(None, [tokenizer.pad_token, tokenizer.eos_token]), *tokenizer.all_special_tokens]):
         raise ConfigError("model.text.name: its tokenizer has no special token to fill up short texts with")
