@@ -56,7 +56,7 @@ def typed_keys(words: Sequence[str], recipe: Path | None) -> set[str]:
 
     These are the keys of the arguments `words`, of the user's recipe file and the presets beside it that the recipe or
     an argument names, of configs/local, and of the preset that an argument model=NAME chooses. Names of groups are left
-    out. Raises ConfigError for a file that `store_recipe` would refuse.
+    out. Raises ConfigError for a file that is not YAML of keys, or whose ${…} reads anything but a key.
     """
     keys = {word.lstrip("+~").partition("=")[0] for word in words}
     files = [CONFIG_DIR / "local/default.yaml"]
