@@ -44,10 +44,10 @@ class CommandLine:
 
 
 def read_line(arguments: Sequence[str]) -> CommandLine:
-    """Parse the arguments of a `python -m train` command. The flags -m, --cfg job and --resolve may stand anywhere.
+    """Parse the arguments of a `python -m train` command. The flags -m, --cfg and --resolve may stand anywhere.
 
     Unknown flags stay in `words` of the result; composing the configuration refuses them. Raises ConfigError for a
-    --cfg other than `job` and `runs`, and for a launcher of Hydra: the message has the command that does its work.
+    --cfg other than `job` and `runs`, and for a launcher of Hydra: the message has a command that takes its place.
     """
     words: list[str] = []
     sweep, show, launcher = False, "", ""
@@ -74,9 +74,8 @@ def read_line(arguments: Sequence[str]) -> CommandLine:
 def _swept(word: str) -> list[str]:
     """Expand a sweep argument into one argument for each value: key=a,b,c → key=a, key=b, key=c.
 
-    word: an argument of the command line; one that is no sweep is returned alone.
-
-    Raises ConfigError if the sweep cannot be parsed.
+    word: an argument of the command line; one that is no sweep is returned alone. Raises ConfigError if the argument
+    cannot be parsed.
     """
     if word.startswith("-") or "=" not in word:
         return [word]

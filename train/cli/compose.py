@@ -54,7 +54,10 @@ UNQUOTED = re.compile(r"[\w./:@+-]+|\[[\w.,+-]*\]")  # values that Hydra's gramm
 
 @cache
 def register(objectives: tuple[str, ...]) -> None:
-    """Store the schemas of TrainConfig and of the options of `objectives` in Hydra's ConfigStore."""
+    """Store the schemas of TrainConfig and of the options of `objectives`, names of OBJECTIVES, in Hydra's ConfigStore.
+
+    Also makes Hydra share this store in place of copying it. A second call with the same names does nothing.
+    """
     store = ConfigStore.instance()
     # Hydra copies its sources for each configuration, and with them all schemas: an eighth of the time
     ConfigStore.__deepcopy__ = lambda self, _: self  # type: ignore[attr-defined]
@@ -66,8 +69,8 @@ def register(objectives: tuple[str, ...]) -> None:
 def keys(config: Any = None, prefix: str = "") -> Iterator[tuple[str, Any, str]]:
     """Yield (dotted key, default, help text) of every field of the dataclass `config`, TrainConfig if None.
 
-    Nested dataclasses are included, and in TrainConfig the options of every objective. prefix: put before every key,
-    e.g. "objective.".
+    Nested dataclasses are included, and in TrainConfig the options of every objective, so a key that several objectives
+    have comes several times. prefix: put before every key, e.g. "objective.".
     """
     for f in fields(config or TrainConfig):
         if f.name == "objective" and not prefix:
@@ -110,7 +113,7 @@ def words_for(config: TrainConfig) -> list[str]:
 
 
 def _changed_words(config: TrainConfig, composed: TrainConfig) -> list[str]:
-    """Return key=value, with the value of `config`, for each key but experiment in which `composed` differs."""
+    """Return key=value, with the value in `config`, for each key but experiment whose value differs in `composed`."""
     there = {**all_keys(composed), "experiment": config.experiment}
     changed = {key: value for key, value in all_keys(config).items() if there.get(key) != value}
     return [f"{key}={as_argument(_prefixes(key, value, _escaped))}" for key, value in changed.items()]
@@ -127,9 +130,10 @@ def as_argument(value: Any) -> str:
 
 
 def _prefixes(key: str, value: Any, change: Callable[[str], str]) -> Any:
-    """Return `value`, that of the dotted `key`, with `change` applied to each text whose key is in WITH_ESCAPES.
+    """Return `value`, the value of the dotted `key`, with `change` applied to each text whose key is in WITH_ESCAPES.
 
-    Texts inside lists and mappings are changed too.
+    Texts inside lists and mappings are changed too: the key of a text in a list is that of the list, the key of a text
+    in a mapping is its name in the mapping.
     """
     if isinstance(value, Mapping):
         return {name: _prefixes(name, item, change) for name, item in value.items()}
@@ -163,7 +167,8 @@ def _unescaped(word: str) -> str:
 def preview(overrides: Sequence[str]) -> str:
     """Return the configuration as YAML, which `--cfg job` prints. Required values may be missing.
 
-    overrides: key=value arguments. Raises ConfigError for an unknown key, group choice or value.
+    overrides: key=value arguments. Raises ConfigError for an unknown key, group choice or value; and if no required
+    value is missing, for values that a run would refuse (`check_values`).
     """
     config = _composed(overrides)
     refuse_resolvers(OmegaConf.to_container(config))
@@ -177,7 +182,8 @@ def preview(overrides: Sequence[str]) -> str:
 def _composed(overrides: Sequence[str]) -> DictConfig:
     """Check the key=value arguments and let Hydra compose the configuration; ${…} in its values is not yet resolved.
 
-    Raises ConfigError for an argument that is refused, and for any error of Hydra.
+    Start defaults (`take_start_defaults`) are taken already. Raises ConfigError for an argument that is refused, for
+    plugins that a file names, and for any error of Hydra.
     """
     overrides = in_full(overrides)
     recipe = recipe_of(overrides)
@@ -198,11 +204,12 @@ def _composed(overrides: Sequence[str]) -> DictConfig:
 
 
 def typed(config: Any, overrides: Sequence[str] = ()) -> TrainConfig:
-    """Convert a composed OmegaConf configuration to a TrainConfig. Raises ConfigError for a value of the wrong type.
+    """Convert a composed OmegaConf configuration to a TrainConfig.
 
-    First fills in, in place, the keys without a value: from the text tower's folder if a SentenceTransformer is in it,
-    else with their defaults. overrides: the arguments of the command line, so that a message shows a value as it was
-    typed.
+    First sets, in place, the keys that have no value yet (`fill_defaults`): to the value of the text tower's
+    SentenceTransformer folder, or to their default. overrides: the arguments of the command line, so that a message
+    shows a value as it was typed. Raises ConfigError for a value that is missing, has the wrong type, is outside its
+    limits or contains a resolver.
     """
     refuse_resolvers(OmegaConf.to_container(config))
     with _explain_errors(overrides):
@@ -252,9 +259,10 @@ def _check_words(words: Sequence[str], choices: Mapping[str, Sequence[str]]) -> 
 
 
 def _check_override(word: str, known: Iterable[str], choices: Mapping[str, Sequence[str]]) -> None:
-    """Raise ConfigError for an unknown key or group choice, one of Hydra's keys, or a leading `+`.
+    """Raise ConfigError for an unknown key or group choice, one of Hydra's keys, or a `+` before a key.
 
-    word: the argument as typed. known: all keys of the configuration. choices: group → the names of its presets.
+    A `+` may stand before a group, and before a key of OPEN_SECTIONS, where any key is known. word: the argument as
+    typed. known: all keys of the configuration. choices: group → the names of its presets.
     """
     key, _, value = word.lstrip("+~").partition("=")
     if re.match(r"hydra([./]|$)", key):

@@ -40,7 +40,7 @@ def groups(recipe: Path | None = None) -> dict[str, list[str]]:
 def recipe_of(words: Sequence[str]) -> Path | None:
     """Return the recipe file that an argument experiment=PATH.yaml names; None if there is no such argument.
 
-    words: key=value arguments. Raises ConfigError if the file does not exist or is a link to another folder.
+    words: key=value arguments. Raises ConfigError if the file does not exist or is a link that leads out of its folder.
     """
     values = [word.partition("=")[2].strip("'\"") for word in words if word.partition("=")[0] == "experiment"]
     path = next((Path(value).expanduser() for value in values if value.endswith(SUFFIXES)), None)
@@ -55,7 +55,8 @@ def typed_keys(words: Sequence[str], recipe: Path | None) -> set[str]:
     """Return the dotted keys that the user set, on the command line or in a file.
 
     These are the keys of the arguments `words`, of the user's recipe file and the presets beside it that the recipe or
-    an argument names, of configs/local, and of the preset that an argument model=NAME chooses.
+    an argument names, of configs/local, and of the preset that an argument model=NAME chooses. Names of groups are left
+    out. Raises ConfigError for a file that is not YAML of keys, or whose ${…} reads anything but a key.
     """
     keys = {word.lstrip("+~").partition("=")[0] for word in words}
     files = [CONFIG_DIR / "local/default.yaml"]
@@ -108,7 +109,7 @@ def _beside(recipe: Path | None) -> list[tuple[str, Path]]:
 
 
 def _chosen_beside(recipe: Path, words: Sequence[str]) -> list[tuple[str, Path]]:
-    """Return the (group, path) pairs of `_beside` whose file name stands in the recipe's defaults or in `words`."""
+    """Return those (group, path) of `_beside` whose file name, without suffix, stands in the defaults or in `words`."""
     wanted = f"{_checked(recipe).get('defaults')} {words}"
     return [(group, path) for group, path in _beside(recipe) if re.search(rf"\b{re.escape(path.stem)}\b", wanted)]
 
@@ -130,7 +131,7 @@ def _checked(path: Path) -> dict[str, Any]:
 
 
 def _words(entry: Any) -> list[Any]:
-    """Return the group and the preset that one entry of `defaults:` names, without nulls; a plain name stays alone."""
+    """Return the group and preset that a mapping in `defaults:` names, without nulls; for any other entry, [entry]."""
     return [word for pair in entry.items() for word in pair if word is not None] if isinstance(entry, dict) else [entry]
 
 

@@ -31,8 +31,12 @@ model.text.from_scratch model.text.lora_rank model.text.lora_alpha model.text.lo
 def take_start_defaults(config: DictConfig, typed: Collection[str]) -> None:
     """Replace, in place, values of a composed configuration by those of the model folder or run that it starts from.
 
-    Only keys that the user did not set change. typed: the keys, and sections of keys, that the user set. Raises
-    ConfigError if the configuration of the run in init_from cannot be read.
+    Only keys that the user did not set change. With init_from, the keys ARCHITECTURE and OPEN get the values of that
+    run. Else, if the user names the text model, keys that its SentenceTransformer folder sets become MISSING, so that
+    `fill_defaults` sets them. model.embed_dim becomes null if one model of transformers gives both towers and
+    projections. from_weights becomes the options of KNOWN_BY_WEIGHTS of which the user set no key. typed: the keys, and
+    sections of keys, that the user set. Raises ConfigError if the configuration of the run in init_from or the
+    config.json of such a model cannot be read.
     """
 
     def is_open(key: str) -> bool:
@@ -57,7 +61,7 @@ def take_start_defaults(config: DictConfig, typed: Collection[str]) -> None:
 
 
 def _of_run(config: DictConfig) -> dict[str, Any]:
-    """Return key → value of the architecture of the run that init_from names; {} if init_from names no run."""
+    """Return key → value of the keys ARCHITECTURE and OPEN in the run that init_from names; {} if it names no run."""
     run = None if config.init_from is None else run_of(Path(config.init_from))
     saved = {} if run is None else flat(saved_config(run))
     return {key: saved[key] for key in (*ARCHITECTURE, *sorted(OPEN)) if key in saved and _has(config, key)}

@@ -113,9 +113,10 @@ def refuse_unread(words: Iterable[str], configs: Sequence[TrainConfig]) -> None:
 
 
 def unmet(key: str, configs: Sequence[TrainConfig]) -> list[str]:
-    """Return the conditions (keys of READ_ONLY_WITH) for a run to read the dotted `key` that none of `configs` fulfils.
+    """Return those conditions of the dotted `key` in READ_ONLY_WITH that none of `configs` fulfils.
 
-    key: e.g. "optim.lr". The list is empty if one of `configs` fulfils each condition, so that the key may be read.
+    key: e.g. "optim.lr". A run reads the key only if it fulfils each of its conditions. The list is empty if for each
+    condition there is a configuration that fulfils it.
     """
     conditions = [condition for condition, keys in READ_ONLY_WITH.items() if key.startswith(tuple(keys.split()))]
     return [condition for condition in conditions if not any(_holds(condition, config) for config in configs)]
@@ -124,7 +125,8 @@ def unmet(key: str, configs: Sequence[TrainConfig]) -> list[str]:
 def _holds(condition: str, config: TrainConfig) -> bool:
     """Whether a configuration meets a condition of the table READ_ONLY_WITH.
 
-    A condition is a name in the table SPECIAL, "KEY above 0", "KEY=VALUE", or "KEY=VALUE or VALUE".
+    A condition is a name in the table SPECIAL, "KEY above 0", "KEY=VALUE", or "KEY=VALUE or VALUE". A tower of a plugin
+    meets every condition on its kind, as nobody knows which keys it reads.
     """
     if condition in SPECIAL:
         return SPECIAL[condition](config)
@@ -138,13 +140,16 @@ def _holds(condition: str, config: TrainConfig) -> bool:
 
 
 def _open_clip(config: TrainConfig) -> set[bool]:
-    """Return the set with, for the image and the text tower that the run has, whether the tower is of open_clip."""
+    """Return, as a set, whether the image tower is of open_clip and whether the text tower is, for towers that exist.
+
+    {True}: all towers of the run are of open_clip; {False}: none is; {True, False}: one of two is.
+    """
     image, text = config.model.image.kind is ImageTower.open_clip, config.model.text.kind is TextTower.open_clip
     return {*[image] * config.has_images, *[text] * config.has_texts}
 
 
 def _has_unnamed(config: TrainConfig) -> bool:
-    """Return whether a tower of the run takes its name from model.name, as its own key (model.text.name) is null."""
+    """Whether a tower of the run takes its name from model.name, as its own key, such as model.text.name, is null."""
     image, text = config.model.image, config.model.text
     is_image = config.has_images and image.kind != ImageTower.cnn and image.name is None
     return is_image or (config.has_texts and text.name is None)
@@ -174,7 +179,7 @@ SPECIAL: dict[str, Callable[[TrainConfig], bool]] = {
 
 
 def _chosen(config: TrainConfig) -> dict[str, Any]:
-    """Return dotted key → value for the keys whose value differs from the default of TrainConfig."""
+    """Return dotted key → value for the keys whose value is not the default of TrainConfig or of the objective."""
     defaults = all_keys(TrainConfig(objective=type(config.objective)()))  # type: ignore[operator]
     return {key: value for key, value in all_keys(config).items() if value != defaults.get(key)}
 

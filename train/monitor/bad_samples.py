@@ -45,10 +45,10 @@ class BadSampleCounter:
         self._unshared += [(first + bad.row, step, bad) for bad in batch.bad]
 
     def check(self) -> int:
-        """Collect all ranks' bad samples since the last call, log them in ledger.jsonl; return the run's total count.
+        """Collect all ranks' bad samples since the last call, and write them to ledger.jsonl; return the run's total.
 
-        Raises DataError, on all ranks, when there are more than data.bad_in_a_row or data.bad_share allows. Every rank
-        must call it.
+        Raises DataError, on all ranks, when data.bad_in_a_row samples in a row are bad, or a larger share than
+        data.bad_share of the last WINDOW samples. Every rank must call it.
         """
         if any_rank(bool(self._unshared), self._world):
             events = [event for rank in gather_objects(self._unshared, self._world) for event in rank]
@@ -67,8 +67,8 @@ class BadSampleCounter:
     def _take(self, events: list[tuple[int, int, BadSample]]) -> None:
         """Write bad samples to the ledger (the run's event file), then count each one.
 
-        Raises DataError if there are more than the configuration allows. events: (position in the training order, step,
-        sample), sorted by position.
+        Also logs each shard of a stream that could not be read. Raises DataError if there are more bad samples than the
+        configuration allows. events: (position in the training order, step, sample), sorted by position.
         """
         for _, step, bad in events:  # all of them before a limit may stop the run
             facts = {"id": bad.id, "shard": bad.shard, "key": bad.key, "reason": bad.reason, "by": bad.replaced_by}
@@ -79,7 +79,7 @@ class BadSampleCounter:
             self._count(position, step, bad)
 
     def _count(self, position: int, step: int, bad: BadSample) -> None:
-        """Count one bad sample. Raises DataError if it exceeds data.bad_in_a_row or data.bad_share.
+        """Count one bad sample. Raises DataError if the count reaches data.bad_in_a_row or exceeds data.bad_share.
 
         position: place in the training order; a replacement that is bad itself counts at the place of the sample that
         it replaces. step: finished optimiser steps, for the message.

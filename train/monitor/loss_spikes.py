@@ -8,10 +8,10 @@ WINDOW = 10  # the number of recent losses to which a loss is compared
 class LossSpikes:
     """Decides whether a loss is a spike: loss > mean + (factor − 1) · size, over the last WINDOW losses.
 
-    size is |mean|, so that a spike is a loss above factor · mean; if the range (max − min) of the losses is larger, as
-    near zero or where they change sign, size is that range. factor: the key optim.spike. Nothing is a spike before
-    there are WINDOW losses, or if factor is None. losses: the last losses; the caller appends the loss of each step
-    that was applied (not skipped).
+    size is the larger of |mean| and the range (max − min) of these losses. If that is the mean itself, a spike is a
+    loss above factor · mean; the range is larger for losses near zero or of both signs. Nothing is a spike before there
+    are WINDOW losses. factor: the key optim.spike; None: nothing is a spike. losses: the last losses; the caller
+    appends the loss of each step that was applied (not skipped).
     """
 
     def __init__(self, factor: float | None) -> None:

@@ -20,8 +20,8 @@ from dyad.train.run_folder.named_tensors import named_tensors
 class Monitor:
     """Observes the training steps of a run. Every rank has a Monitor and must call the same methods.
 
-    modules: name → module whose weights are compared between ranks. digest_every: steps between two comparisons, 0 for
-    none. ledger: the run's event file. shard_size: how many ranks share one copy of the weights.
+    modules: name → module whose weights are compared between ranks. digest_every: steps between two comparisons; 0: the
+    weights are never compared. ledger: the run's event file. shard_size: how many ranks share one copy of the weights.
     """
 
     stragglers: Stragglers
@@ -47,8 +47,8 @@ class Monitor:
     def record_skipped(self, batch: Batch, step: int, reason: str, scalars: Mapping[str, float]) -> None:
         """Write a skipped step to the run's event file, with the lowest and highest sample id of its global batch.
 
-        reason: the kind of entry, nonfinite or spike. scalars: has the loss and grad_norm of the step. Every rank must
-        call it.
+        reason: the kind of entry, "nonfinite" or "spike". scalars: metrics of the step by name, of which loss and
+        grad_norm are written; a number that is not finite is written as null. Every rank must call it.
         """
         own = (int(batch.sample_ids.min()), int(batch.sample_ids.max())) if len(batch) else None
         first, last = zip(*filter(None, gather_objects(own, self.world)), strict=True)
@@ -68,8 +68,9 @@ class Monitor:
     def verify(self, step: int) -> None:
         """Compare the ranks' weights and count the bad samples; call it before training and before each checkpoint.
 
-        This keeps weights that differ between ranks out of checkpoints. step: finished optimiser steps. Raises
-        HardwareError when weights differ, DataError when there are too many bad samples. Every rank must call it.
+        This keeps weights that differ between ranks out of checkpoints. Weights are not compared if digest_every is 0,
+        or if they were compared at this step already. step: finished optimiser steps. Raises HardwareError when weights
+        differ, DataError when there are too many bad samples. Every rank must call it.
         """
         self._compare_weights(step)
         self.bad_samples.check()

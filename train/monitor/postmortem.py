@@ -1,4 +1,4 @@
-"""The key tracking.postmortem: on GPUs, files in the run folder that show why a run ended, for torch's own tools."""
+"""The key tracking.postmortem: on GPUs, write files that show why a run ended, and that torch's own tools read."""
 
 import os
 from pathlib import Path
@@ -11,8 +11,8 @@ _OURS: dict[str, str] = {}  # variables that this process has set
 def name_flight_records(folder: Path) -> None:
     """Make NCCL write its flight recorder to nccl_trace_rank_<RANK> in `folder` when a collective times out.
 
-    Call it before the process group is made. It sets environment variables, unless the user has set them.
-    `torchfrtrace -p nccl_trace_rank_ FOLDER` reads the files.
+    Call it before the process group is made. It sets environment variables of NCCL, except those that the user has set.
+    The command `torchfrtrace -p nccl_trace_rank_ FOLDER` reads the files.
     """
     records = {"TORCH_FR_DUMP_TEMP_FILE": str(folder.resolve() / "nccl_trace_rank_"), "TORCH_NCCL_DUMP_ON_TIMEOUT": "1"}
     for name, value in records.items():

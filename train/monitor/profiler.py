@@ -28,9 +28,10 @@ COLLECTIVES = ("nccl", "gloo:", "c10d::")  # how the names of kernels, ranges an
 def traced(step: Callable, count: int, folder: Path, rank: int, report: Callable, log: Callable) -> Iterator[Callable]:
     """Context manager that yields a function which calls `step` with its arguments and traces `count` of the calls.
 
-    The first UNTRACED calls are not traced. folder: where the trace and its summary are written, in files named by
-    `rank`. report: called with the metrics of `summary`, name → number. log: called with a line that says where the
-    files are. If the block ends earlier, the trace has fewer steps.
+    The first UNTRACED calls are not traced. After the last traced call, or at the end of the block if that is earlier,
+    the trace and its summary are written to `folder`, in files named by `rank`. report: called with the metrics of
+    `summary`, name → number. log: called with a line that says where the files are, or why they could not be written;
+    no error is raised then.
     """
 
     calls = 0
@@ -69,7 +70,7 @@ def summary(events: Iterable[dict[str, Any]], finished: int) -> tuple[str, dict[
     """Return (a table of the time of each part of a step, as text; metrics by name) from the events of a Chrome trace.
 
     finished: how many steps of the trace have finished; later events, such as those of the end of a run, are left out.
-    Raises ValueError if no step has finished.
+    Raises ValueError if no step has finished. Numbers per step are means over the finished steps.
 
     The metrics: outside_towers, the share of the time in which no kernel of the towers runs on the GPU or, on a CPU, no
     tower is in forward or backward; exposed_comm_time, the seconds of a step in which only collectives run; on a GPU

@@ -50,7 +50,7 @@ class Stragglers:
     """Warns, by a line to `log`, of a rank whose pace is below `share` times the median pace of the other ranks.
 
     A rank's pace is the inverse of its own time for a step: the wait for its batch, plus the computation until it waits
-    for other ranks, which `timer` measures. A rank that stays slow is named once, not at every check.
+    for other ranks. `timer` measures this computation. A rank that stays slow is named once, not at every check.
     """
 
     def __init__(self, timer: LocalTimer, share: float, world: World, log: Callable[[str], None]) -> None:
@@ -59,7 +59,10 @@ class Stragglers:
         self._reset()
 
     def observe(self, waited: float) -> None:
-        """Add to this rank's times that one step waited `waited` seconds for its batch. Call it after every step."""
+        """Count one step of this rank, which waited `waited` seconds for its batch; call it after every step.
+
+        The first step is left out, because it also waits for the start of the loader and the towers.
+        """
         if self._started:
             self._steps, self._waited = self._steps + 1, self._waited + waited
         else:  # the first step does not count: it waits until loader and towers are ready
@@ -67,7 +70,7 @@ class Stragglers:
             self._reset()
 
     def check(self) -> None:
-        """Compare the times of all ranks and warn of slow ones; call it after a step.
+        """Compare the times of all ranks since the last comparison, and warn of slow ranks; call it after a step.
 
         Does nothing until the slowest rank has spent SPAN seconds on waiting for batches and computing, not counting
         its wait for other ranks. Every rank must call it, because the ranks exchange these times by an all-reduce.

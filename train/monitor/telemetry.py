@@ -25,8 +25,8 @@ from dyad.train.towers.trial import features_on_meta, on_meta
 class Telemetry:
     """Measures how this rank uses its device; the call `telemetry(batch, steps, batch_time)` returns the metrics.
 
-    precision: that of the towers. copies: the timer of the copies of batches to the device. once: further metrics, name
-    → value, which the next call returns too and removes.
+    precision: the precision of the towers. copies: measures the seconds of the copies of batches to the device. once:
+    further metrics, name → value, which the next call returns too and removes from `once`.
     """
 
     towers: TwoTower
@@ -78,7 +78,7 @@ def step_flops(towers: TwoTower, batch: Batch) -> float:
     """Return the FLOPs of the towers' forward and backward passes for one rank's `batch`, without the objective.
 
     These are model FLOPs: a forward pass that a step repeats (for chunks or gradient checkpointing) counts once. The
-    forward pass of a frozen trunk does not count if the tower may have its output in a cache.
+    forward pass of a frozen trunk does not count if the tower caches its outputs.
     """
     x = [batch.x, *([batch.extra_x.x] if batch.extra_x else [])]
     sides = ((towers.x_tower, x), (towers.y_tower, [batch.y, *([batch.extra.y] if batch.extra else [])]))
@@ -88,9 +88,9 @@ def step_flops(towers: TwoTower, batch: Batch) -> float:
 def row_flops(tower: Any, rows: Tensor) -> tuple[float, float]:
     """Return (FLOPs of the forward pass, FLOPs of the backward pass) of a Tower for one input.
 
-    rows: a batch of inputs (b, …), for their shape and, if the tower groups texts by length, for their mean length.
-    Counted on a copy of the tower on the meta device, run eagerly on two rows: neither the tower nor the state of the
-    random number generators changes.
+    rows: a batch of inputs (b, …), for their shape and, if the tower groups texts by length, for their mean length. A
+    copy of the tower on the meta device is run eagerly on two rows, so neither the tower nor the state of the random
+    number generators changes. The forward pass of the trunk counts 0 if the tower caches its outputs.
     """
     shape, copied = list(rows.shape[1:]), on_meta(tower)
     for norm in batch_norms(copied):

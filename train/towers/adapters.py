@@ -61,7 +61,8 @@ def add_adapters(trunk: nn.Module, options: ImageTowerConfig | TextTowerConfig, 
     options: the tower's configuration, which also gives the rank and the scale (alpha). If lora_targets is None, a text
     trunk gets adapters in the modules that peft's table names for its model, and an image trunk in every linear layer
     and nn.MultiheadAttention with "att" in its name. key: "model.image" or "model.text", for messages. The adapters'
-    product is zero at first, so the outputs do not change. Raises ConfigError for modules that do not exist.
+    product is zero at first, so the outputs do not change. Raises ConfigError for lora_targets that name no module; and
+    if lora_targets is None, for an image trunk without attention or a text model that peft's table lacks.
     """
     from peft import LoraConfig, inject_adapter_in_model
 
@@ -96,9 +97,10 @@ def add_adapters(trunk: nn.Module, options: ImageTowerConfig | TextTowerConfig, 
 
 @contextmanager
 def _as_float32(trunk: nn.Module) -> Iterator[None]:
-    """In the `with` block, give all weights of `trunk` the dtype float32, by placeholders without values.
+    """In the `with` block, replace the data of all weights of `trunk` by float32 placeholders of the same shapes.
 
-    peft creates adapters in the dtype of the weights, which may be half precision. The weights are put back at the end.
+    peft creates adapters in the dtype of the weights, which may be half precision; here they become float32. At the
+    end of the block the weights have their own data again.
     """
     held = {parameter: parameter.data for parameter in trunk.parameters()}
     for parameter, data in held.items():

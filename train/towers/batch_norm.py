@@ -28,8 +28,8 @@ from dyad.train.towers.text.pooled import Pooled
 class GlobalStatistics(_BatchNorm):
     """A batch norm that normalises by the mean and variance over the rows of all ranks (model.batch_norm=global).
 
-    counts: whether the inputs of this rank count in the statistics. False while this rank has no rows and runs a dummy
-    row instead.
+    In eval() mode, and in a run of one process, it works as the batch norm that it replaces. counts: whether the inputs
+    of this rank count in the statistics. False while this rank has no rows and runs a dummy row instead.
     """
 
     counts = True
@@ -59,8 +59,8 @@ class RunningStatistics:
     """Saves (`read`) and restores (`write`) the running means and variances of all batch norms in train() mode.
 
     Every forward pass in training updates these statistics, but a skipped step and the second forward pass of a chunk
-    (which recomputes its embeddings) must not change them. towers: the module with the batch norms. own: the buffers
-    computed from this rank's rows only, which therefore differ between ranks.
+    (which recomputes its embeddings) must not change them. towers: the module with the batch norms. own: the
+    floating-point buffers computed from this rank's rows only, which therefore differ between ranks.
     """
 
     def __init__(self, towers: nn.Module) -> None:
@@ -110,8 +110,9 @@ def check_batch_norms(towers: nn.Module, choice: BatchNorm, rows: int, chunks: i
     """Check that model.batch_norm=`choice` works for these towers; return a line for the log, "" without batch norms.
 
     rows: the number of pairs on the rank that has the fewest. chunks: the number of chunks in which a rank embeds its
-    pairs. ranks: the number of processes. Call it after `set_batch_norms`. Raises ConfigError, for example for `global`
-    with more than one chunk, `per_chunk` with chunks of one pair, or batch norms in the text encoder.
+    pairs. ranks: the number of processes. Call it after `set_batch_norms`. Raises ConfigError if a choice other than
+    `global` finds no batch norm, `global` meets more than one chunk, or on several ranks a norm with a forward() of its
+    own, `per_chunk` meets chunks of one pair, or a text encoder has batch norms in train() mode.
     """
     norms = [m for m in towers.modules() if isinstance(m, FrozenStatistics)] + batch_norms(towers)
     in_text = any(isinstance(m, Pooled) and batch_norms(m) for m in towers.modules())
@@ -229,6 +230,7 @@ class _Normalised(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Return the gradients of a batch norm's input x, weight and bias, and None for the other arguments of forward.
 
+        The gradients of weight and bias are those of this rank's rows alone, which data parallelism averages later.
         gradient: dy, the gradient of the output. The gradient of x includes the paths through the batch's mean and
         variance: dx = (weight / std) (dy - mean(dy) - x̂ mean(dy x̂)), with x̂ = (x - mean) / std, and means over the
         rows of all ranks. torch's backward with fixed statistics gives the first term; the other two are affine in x̂,

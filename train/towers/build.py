@@ -41,10 +41,12 @@ Build = Callable[..., Any]
 
 
 def build_model(config: TrainConfig, load_pretrained: bool = True) -> TwoTowerModel:
-    """Build the model of a configuration: the towers of model.*, for config.task, data.items and run.classes or inputs.
+    """Build the model of a configuration: the towers that the keys of model.* describe, for its task and items.
 
-    load_pretrained=False: build architectures only; the weights come from a checkpoint. Random initial weights come
-    from torch's global generator. Raises ConfigError for an unknown model, weights that do not exist, inputs that a
+    load_pretrained=False: build architectures only, with random weights, because the weights come from a checkpoint.
+    Random initial weights come from torch's global generator. task=labelled needs config.run.classes, task=sequence may
+    need config.run.inputs. Sets TOKENIZERS_PARALLELISM=false unless it is set, and makes huggingface_hub use its cache
+    only if the hub does not answer. Raises ConfigError for an unknown model, weights that do not exist, inputs that a
     tower cannot take, or towers of different widths.
     """
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # its threads do not survive the loader's fork
@@ -57,8 +59,8 @@ def build_model(config: TrainConfig, load_pretrained: bool = True) -> TwoTowerMo
 def build_image_text(config: ModelConfig, load_pretrained: bool = True) -> ImageTextModel:
     """Build the image tower and the text tower of task=image_text.
 
-    load_pretrained=False: build architectures only, with random weights. Raises ConfigError for a model, weights or
-    inputs that do not exist or do not fit.
+    load_pretrained=False: build architectures only, with random weights. Raises ConfigError for a model or weights that
+    do not exist or do not fit, inputs that a tower cannot take, or towers of different widths.
     """
     context = BuildContext(config, load_pretrained)
     image, spec = build_image_tower(context)
@@ -74,10 +76,11 @@ def build_image_text(config: ModelConfig, load_pretrained: bool = True) -> Image
 
 
 def build_text_pair(config: ModelConfig, load_pretrained: bool = True) -> TextPairModel:
-    """Build the towers of task=question_passage: one transformers encoder for both sides, or two with equal weights.
+    """Build the towers of task=question_passage, from a transformers encoder.
 
-    model.shared=true builds one. load_pretrained=False: build architectures only, with random weights. Raises
-    ConfigError for a model, weights or inputs that do not exist or do not fit.
+    model.shared=true builds one tower for both sides; else there are two, whose weights are equal at first.
+    load_pretrained=False: build architectures only, with random weights. Raises ConfigError for a model or weights that
+    do not exist or do not fit, or inputs that a tower cannot take.
     """
     generator = torch.get_rng_state()
     tower, tokenize = other, _ = _text_encoder(config, load_pretrained)
@@ -90,7 +93,7 @@ def build_text_pair(config: ModelConfig, load_pretrained: bool = True) -> TextPa
 
 
 def build_image_views(config: ModelConfig, load_pretrained: bool = True) -> ImageModel:
-    """Build the model of task=views for images: one image tower for both sides.
+    """Build the model of task=views for images: one image tower for both sides, with the projection head model.head.
 
     Arguments and errors are those of `build_image_text`.
     """
@@ -99,7 +102,7 @@ def build_image_views(config: ModelConfig, load_pretrained: bool = True) -> Imag
 
 
 def build_text_views(config: ModelConfig, load_pretrained: bool = True) -> TextPairModel:
-    """Build the model of task=views for texts: one transformers encoder for both sides.
+    """Build the model of task=views for texts: one transformers encoder for both sides, with the head model.head.
 
     Arguments and errors are those of `build_text_pair`.
     """
@@ -113,11 +116,11 @@ def build_labelled(
 ) -> TwoTowerModel:
     """Build the model of task=labelled: an x tower for samples, and a y tower for classes.
 
-    The y tower is a learned vector for each class, of length about 1 at first; or a text tower for prompts of the
-    classes (model.classes=prompted). For a single class both sides are one tower, which gives one score (b, 1).
-    build_views: builds a model of one tower, build_prompted: a model with a text tower, from (config, load_pretrained).
-    classes: names of the classes. load_pretrained and errors are those of `build_model`; also raises ConfigError for a
-    single class and a tower whose width is not 1.
+    The y tower holds a learned vector for each class, of length about 1 at first; with model.classes=prompted it is a
+    text tower for prompts of the classes. For a single class both sides are one tower, which gives one score (b, 1).
+    build_views, build_prompted: functions from (config, load_pretrained) to a model of one tower for the samples, and
+    to a model with a text tower for the prompts. classes: names of the classes. load_pretrained and errors are those of
+    `build_model`; also raises ConfigError for a single class and a tower whose width is not 1.
     """
     single = len(classes) == 1
     if config.classes is Classes.prompted and not single:
@@ -145,11 +148,12 @@ def build_sequence(
     load_pretrained: bool = True,
     inputs: int = 1,
 ) -> SequenceModel:
-    """Build the tower of task=sequence, which embeds items, and steps of sequences as contexts.
+    """Build the model of task=sequence, whose one tower embeds items, and steps of sequences as contexts.
 
-    item_tower: a function from (config, load_pretrained, inputs) to the tower of an item and what prepares its inputs:
-    a tokenizer, an ImageSpec, or None. inputs: run.inputs, the number of item ids or of features of a frame. Other
-    arguments, and errors, are those of `build_text_pair`.
+    item_tower: a function from (config, load_pretrained, inputs) to a pair: the tower of an item, and the tokenizer or
+    ImageSpec that prepares its inputs (None for ids and frames). inputs: run.inputs, the number of item ids or of
+    features of a frame; not used for texts and images. Other arguments, and errors, are those of `build_text_pair`;
+    also raises ConfigError for a width of contexts that the context network cannot have.
     """
     items, prepared = item_tower(config, load_pretrained, inputs)
     if isinstance(prepared, ImageSpec):
@@ -164,7 +168,10 @@ def build_sequence(
 
 
 def _ids_tower(config: ModelConfig, load_pretrained: bool, count: int) -> tuple[Tower, None]:
-    """Build a tower from item ids, int64 (b,), to learned vectors (b, D) of length about 1 at first; `count` items."""
+    """Build a tower that gives learned vectors (b, D), of length about 1 at first, for item numbers, int64 (b,).
+
+    count: the number of items. Raises ConfigError if model.embed_dim is null.
+    """
     vectors = nn.Embedding(count, _embed_dim(config))
     nn.init.normal_(vectors.weight, std=vectors.embedding_dim**-0.5)
     return Tower(vectors, nn.Identity()), None
@@ -212,9 +219,10 @@ MODELS: dict[Task, dict[ItemKind, Build]] = {
 
 
 def _one_tower(tower: Tower, config: ModelConfig, run_once: Callable[[], int]) -> TwoTower:
-    """Return a TwoTower of which both sides are `tower`, with model.head, unless it is none, as its projection.
+    """Return a TwoTower of which both sides are `tower`.
 
-    run_once: a function that calls `probe` for the tower and returns the width of its output.
+    Unless model.head is none, the head replaces the projection of `tower`, in place. run_once: a function that calls
+    `probe` for the tower and returns the width of its output.
     """
     if config.head is Head.none:
         run_once()
@@ -235,7 +243,7 @@ def _text_encoder(config: ModelConfig, load_pretrained: bool) -> tuple[Tower, Te
 
 
 def _exported(config: ModelConfig, load_pretrained: bool) -> Calibration | None:
-    """Return the logit scale and bias if the text tower is loaded from an export of this program, else None."""
+    """Return the logit scale and bias saved in an export of Dyad if the text tower is loaded from one, else None."""
     name = config.text.name or config.name
     trained = load_pretrained and not config.text.from_scratch
     return exported(name, f"model.text.name={name}")[1] if trained and name else None
@@ -251,9 +259,9 @@ def share_towers(towers: TwoTower, main_towers: TwoTower, name: str, whole: bool
     """Replace towers of `towers`, in place, by towers of `main_towers` whose weights have equal names and shapes.
 
     If only the trunks are alike, the trunk and the module `prepare` are replaced, and the projection stays. A tower of
-    vectors of classes is never replaced, as other losses may have other classes. towers: of an auxiliary loss.
-    main_towers: of the run. name: the key that the error message begins with. whole=False: share trunks only. Raises
-    ConfigError if nothing is shared.
+    vectors of classes is never replaced, as other losses may have other classes. towers: the towers of an auxiliary
+    loss. main_towers: the towers of the run. name: the key that the error message begins with. whole=False: share
+    trunks only. Raises ConfigError if nothing is shared.
     """
 
     def shapes(module: nn.Module) -> list[Any]:

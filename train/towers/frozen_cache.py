@@ -1,4 +1,4 @@
-"""Cache the features of a frozen tower, so that each distinct input row is computed once.
+"""Cache the features of a frozen trunk, so that each distinct input row is computed once while the cache has room.
 
 A frozen text tower would otherwise take two thirds of each step. The bits of a cached output must not depend on the
 other rows of its batch, or a resumed run would differ in its last bits: so missing rows are computed in blocks of one
@@ -25,12 +25,12 @@ CAPACITY = {"cpu": 512 << 20, "cuda": 0}  # bytes, by type of device, with model
 
 
 class FrozenCache:
-    """Caches the output of a frozen tower for each input row, under a hash of the row's bytes.
+    """Caches the output of a frozen trunk for each input row, under a hash of the row's bytes.
 
     capacity: bytes of outputs to hold; once they are used up, further outputs are computed every time. 0: nothing is
     cached, hashed or copied to the host. None: CAPACITY of the inputs' device. texts: (count, fills) of a Grouped
     trunk, for inputs that are rows of tokens; rows are cut to `padded_length` and computed with rows of equal length.
-    None: inputs are no texts.
+    None: inputs are no texts, or texts that are never cut.
     """
 
     def __init__(self, capacity: int | None, texts: tuple[Callable[[Tensor], Lengths], int] | None = None) -> None:
@@ -44,10 +44,11 @@ class FrozenCache:
     ) -> Tensor:
         """Return compute(inputs), (b, …), without gradient, taking rows from the cache where possible.
 
-        compute: the frozen part of a tower; for texts its second argument is the lengths of the rows. inputs: pixels
-        (b, 3, S, S) or token ids (b, L). depends_on(): a key of all that the outputs depend on besides `inputs`
-        (precision, weights); when it changes, the cache is emptied. counts: tokens of each row of texts; None: they are
-        read from `inputs`. With a capacity above 0 the bits of a row's output do not depend on the other rows.
+        compute: the frozen part of a tower; for texts it also gets the lengths of the rows, if they are known, as its
+        second argument. inputs: pixels (b, 3, S, S), S the side in pixels, or token ids (b, L). depends_on(): a key of
+        all that the outputs depend on besides `inputs` (precision, weights); when it changes, the cache is emptied.
+        counts: the number of tokens of each row of texts; None: no texts, or to be counted here by `texts`. With a
+        capacity above 0 the bits of a row's output do not depend on the other rows.
         """
         if self.texts is None:
             counts = None

@@ -1,4 +1,4 @@
-"""Projection heads for training alone: the heads that model.head names, and how to remove one from a model."""
+"""Projection heads, which are used in training only: build the one that model.head names; remove it from a model."""
 
 from dataclasses import replace
 from functools import cache
@@ -19,15 +19,18 @@ class Representation(nn.Identity):
 
 
 class ProjectionHead(nn.Sequential):
-    """A projection of a tower for training alone: exports and `dyad.load` leave it out and give its input features.
+    """The projection of a tower, for training only: exports and `dyad.load` leave it out and give its input features.
 
-    Each choice of model.head is that of its paper's own code, with a batch norm and a ReLU after every hidden layer:
+    Inputs are features (b, C), or feature maps (b, C, H, W), which are averaged over places. Each choice of model.head
+    is that of its paper's own code, with a batch norm and a ReLU after every hidden layer. The first three follow
+    projection_head in model_util.py of github.com/google-research/simclr: hidden layers are as wide as the trunk, and
+    the output has a batch norm without bias. The output of the last two has no batch norm.
 
-    linear     Chen et al. 2020 (SimCLR), appendix; github.com/google-research/simclr, model_util.py projection_head
-    simclr     the same, num_proj_layers=2: as wide as the trunk; the output too has a batch norm, which adds no bias
-    simclr_v2  Chen et al. 2020 (Big Self-Supervised Models), num_proj_layers=3
-    byol       Grill et al. 2020, section 3.3 and appendix: 4096, the output without batch norm
-    vicreg     Bardes et al. 2022, the expander: three layers of 8192 (model.embed_dim=8192), output without batch norm
+    linear     Chen et al. 2020 (SimCLR), appendix: no hidden layer
+    simclr     Chen et al. 2020 (SimCLR), num_proj_layers=2: one hidden layer
+    simclr_v2  Chen et al. 2020 (Big Self-Supervised Models), num_proj_layers=3: two hidden layers
+    byol       Grill et al. 2020, section 3.3 and appendix: one hidden layer of width 4096
+    vicreg     Bardes et al. 2022, the expander: two hidden layers of width 8192 (its output too: model.embed_dim=8192)
     """
 
     def forward(self, features: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -48,7 +51,8 @@ def build_head(config: ModelConfig, width: int) -> ProjectionHead:
     """Build the projection head that model.head names, from `width` features of the trunk to model.embed_dim.
 
     model.head_width, if set, replaces the published width of the hidden layers. No linear layer has a bias: before a
-    batch norm it would have no effect, and the papers' output layers have none.
+    batch norm it would have no effect, and the papers' output layers have none. The bias of a batch norm of the output
+    is frozen at 0.
     """
     count, published, is_normed = HEADS[config.head]
     assert config.embed_dim is not None
@@ -63,8 +67,8 @@ def build_head(config: ModelConfig, width: int) -> ProjectionHead:
 def representation(model: TwoTowerModel) -> TwoTowerModel:
     """Return the model as it is used after training, sharing the weights of `model`.
 
-    A ProjectionHead is replaced by Representation, so that the tower gives the head's input features. If the y tower is
-    vectors of classes, the x tower takes its place.
+    A ProjectionHead is replaced by Representation, so that the tower gives the head's input features. If the y tower
+    holds vectors of classes, the x tower takes its place. `model` itself does not change.
     """
 
     @cache

@@ -12,8 +12,9 @@ LISTS = (nn.ModuleList, nn.Sequential, nn.ModuleDict)
 def layers_of(module: nn.Module) -> Iterator[nn.Module]:
     """Yield the repeated layers of `module`, such as transformer blocks, which sharding gathers one after the other.
 
-    Layers are children of one class that together have more than half of the weights of the module that contains them,
-    in a ModuleList or the like or as separate attributes. Modules without such children are searched recursively.
+    Layers are two or more children of one class that together have more than half of the weights of the module that
+    contains them: items of a ModuleList or the like (LISTS), or attributes that have children of their own. All other
+    children are searched recursively. A module without layers yields nothing.
     """
     children = list(module.children())
     for alike in _by_class(children, isinstance(module, LISTS)):
@@ -42,9 +43,10 @@ def _size(modules: Iterable[nn.Module]) -> int:
 
 
 def checkpoint_activations(model: Any) -> None:
-    """Make a model of open_clip, timm or transformers recompute its activations in backward, in place.
+    """Make a model of open_clip, timm or transformers, in place, recompute activations in the backward pass.
 
-    This is activation checkpointing, for model.grad_checkpointing=true.
+    This is activation checkpointing, for model.grad_checkpointing=true. If the model does not support it, the library
+    raises an error of its own.
     """
     if hasattr(model, "set_grad_checkpointing"):  # open_clip and timm
         model.set_grad_checkpointing(True)
@@ -54,9 +56,9 @@ def checkpoint_activations(model: Any) -> None:
 
 
 def layer_stack(model: nn.Module) -> list[nn.Module]:
-    """Return the layers of a model of transformers in order: its longest nn.ModuleList, or [model] if it has none.
+    """Return the layers of a model of transformers in order: its longest nn.ModuleList as a list; without one, [model].
 
-    The configuration keys unlocked_layers and unlocked_groups count these layers.
+    The configuration keys unlocked_layers and unlocked_groups count these layers, from the last.
     """
     lists = [list(module) for module in model.modules() if isinstance(module, nn.ModuleList)]
     return max(lists, key=len, default=[model])

@@ -13,8 +13,10 @@ from dyad.train.towers.tower import TwoTower
 class TwoTowerModel:
     """A model of two towers, which embed the two sides of a pair, and the tokenizer of their texts.
 
-    tokenize: converts n texts to token ids, int64 (n, L), where L counts tokens; None if no tower takes texts.
-    calibration: the logit scale and bias with which pretrained weights of both towers were trained; None: not known.
+    tokenize: converts n texts to token ids, int64 (n, L), where L counts tokens; None if no tower takes texts. If
+    x_tower takes no texts and y_tower holds vectors of classes, tokenize is a ClassNumbers, which converts n names of
+    classes to their numbers, int64 (n,). calibration: the logit scale and bias with which pretrained weights of both
+    towers were trained; None: not known.
     """
 
     towers: TwoTower
@@ -24,7 +26,10 @@ class TwoTowerModel:
 
 @dataclass(frozen=True)
 class ImageModel(TwoTowerModel):
-    """A model whose x_tower takes images. image: size and normalisation of the images that x_tower takes."""
+    """A model whose x_tower takes images.
+
+    image: size and normalisation of the images that x_tower takes.
+    """
 
     image: ImageSpec
 

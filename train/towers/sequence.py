@@ -4,7 +4,8 @@ The context of a step is a vector computed from the items of its sequence up to 
 network: van den Oord et al. 2018 (CPC); Hidasi et al. 2016 (GRU4Rec); Kang & McAuley 2018 (SASRec). Both sides of a
 pair use this one tower: side x is a context, side y a later item.
 
-Letters in shapes: S steps of all sequences; b sequences; T steps of the longest; H width of the network; D of contexts.
+Letters in shapes: S steps of all sequences; b sequences; T steps of the longest; H width of the network; D width of an
+item's embedding or of a context; E width of a context where it differs from D.
 """
 
 import copy
@@ -25,7 +26,8 @@ LONGEST_WAVE = 10_000  # of positions, as Vaswani et al. 2017, section 3.5
 class ContextNetwork(nn.Module):
     """Computes the context of each step of sequences, (S, D), from the embeddings of the items up to that step.
 
-    config: the kind, layers and widths of the network. width: the width of an item's embedding.
+    config: the kind, layers and widths of the network. width: the width of an item's embedding. Raises ConfigError if
+    the width of a transformer is not a multiple of its heads.
     """
 
     def __init__(self, config: ContextConfig, width: int) -> None:
@@ -46,10 +48,10 @@ class ContextNetwork(nn.Module):
         self.leave = nn.Identity() if inside == outside else nn.Linear(inside, outside)
 
     def forward(self, items_SD: Tensor, places: Lengths) -> Tensor:
-        """Return the contexts of S steps of sequences, (S, D).
+        """Return the contexts of S steps of sequences, (S, D), in float32 or float64.
 
         items_SD: the embeddings of the items of all sequences, one sequence after the other. places: the place of each
-        step in its sequence, int64 (S,), counted from 0.
+        step in its sequence, int64 (S,) in NumPy, counted from 0.
         """
         device = items_SD.device
         row, place = (index_on(device, each) for each in (np.cumsum(places == 0) - 1, places))
@@ -82,7 +84,7 @@ class ContextNetwork(nn.Module):
 def positions(like_bTH: Tensor) -> Tensor:
     """Return the sinusoidal position embeddings of T positions, (T, H) (Vaswani et al. 2017, section 3.5).
 
-    like_bTH: a tensor with T, H and the dtype and device of the result.
+    like_bTH: a tensor that gives T, H, and the dtype and device of the result; its values are not read.
     """
     _, steps, width = like_bTH.shape
     place_T = torch.arange(steps, device=like_bTH.device, dtype=like_bTH.dtype)
@@ -92,7 +94,7 @@ def positions(like_bTH: Tensor) -> Tensor:
 
 
 class SequenceTower(Tower):
-    """Embeds items (b, …) as (b, D), as the tower `items` does, or steps of sequences as contexts.
+    """Embeds single items (b, …) as (b, D) with the modules of the tower `items`; or steps of sequences as contexts.
 
     context: the network that computes contexts from the embeddings of items.
     """
@@ -106,8 +108,9 @@ class SequenceTower(Tower):
     def forward(self, inputs: Tensor, lengths: Lengths | None = None, places: Lengths | None = None) -> Tensor:
         """Embed S items as (S, D); with `places`, embed S steps of sequences as contexts, see ContextNetwork.
 
-        inputs: items (S, …). lengths: the number of tokens of each item that is a text; None: to be counted, or no
-        texts. places: the place of each item in its sequence, int64 (S,), from 0; None: embed single items.
+        inputs: items (S, …). lengths: the number of tokens of each item, for items that are texts; None: items are no
+        texts, or tokens are to be counted here. places: the place of each item in its sequence, int64 (S,) in NumPy,
+        from 0, for items of whole sequences, one after the other; None: embed single items.
         """
         embedded = super().forward(inputs, lengths)
         return embedded if places is None else self.context(embedded, places)
@@ -115,24 +118,24 @@ class SequenceTower(Tower):
     def predicts_by(self, w_HDD: Tensor) -> None:
         """Store the matrices W_s of CPC: a context c predicts the item s = 1, 2, … steps ahead by W_s c.
 
-        w_HDD: (H, D, E), one matrix for each s, or a single matrix for all.
+        w_HDD: a (D, E) matrix for each s, in order of s; or one matrix for all s, as a tensor (1, D, E).
         """
         self._ahead = (w_HDD,)  # in a tuple, as it is a parameter of the objective, not of the tower
 
     @property
     def next_network(self) -> ContextNetwork:
-        """The network whose outputs are compared with the next items: its outputs are contexts c, or W_1 c for CPC."""
+        """The network whose outputs predict the next items: for CPC a copy that gives W_1 c, else `context` itself."""
         return self.context.followed_by(self._ahead[0][0]) if self._ahead else self.context
 
     def contexts(self, items_SD: Tensor, places: Lengths) -> Tensor:
         """Return the contexts of S steps of sequences, (S, D), from the embeddings of their items.
 
-        places: the place of each step in its sequence, int64 (S,), from 0.
+        places: the place of each step in its sequence, int64 (S,) in NumPy, from 0.
         """
         return self.context(items_SD, places)
 
     def compile(self, *args: object, **kwargs: object) -> None:
-        """Compile the trunk, which embeds items, with the arguments of torch.compile.
+        """Compile the trunk, which embeds items, in place, with the arguments of torch.compile.
 
         The context network is not compiled: each length of a sequence would be a further shape to compile for.
         """
@@ -147,10 +150,10 @@ class FrameEncoder(nn.Sequential):
 
 
 class OfHistory(nn.Module):
-    """Embeds histories as (b, D), to be compared with the embeddings of next items.
+    """Embeds histories as (b, D), by the context of the last step of each, to be compared with items that may follow.
 
-    A history is a row of item numbers, int64 (b, T), in the order of time, padded with −1. items_ND: embeddings of the
-    N items. ahead: whether to return W_1 c for a model trained by CPC, in place of the context c.
+    A history is a row of item numbers, int64 (b, T), at least one, in the order of time, padded with −1 on the right.
+    items_ND: embeddings of the N items. ahead: whether a model trained by CPC gives W_1 c instead of the context c.
     """
 
     def __init__(self, tower: SequenceTower, items_ND: Tensor, ahead: bool = True) -> None:

@@ -19,10 +19,12 @@ COLOURS = 3  # channels of an image
 
 
 class Tower(nn.Module):
-    """Embeds inputs: (b, …) → prepare → trunk → projection → (b, D), not normalised: objectives and evaluation do that.
+    """Embeds inputs (b, …) as (b, D), by the modules prepare, trunk and projection, one after the other.
 
-    If no parameter of the trunk trains, the trunk's outputs are cached (FrozenCache) and have no autograd graph. Frozen
-    modules stay in eval() mode. cache_mb: size of this cache in MiB (model.frozen_cache_mb); None: a default by device.
+    Embeddings are not normalised: objectives and evaluation normalise them. prepare=None: the trunk gets the inputs
+    unchanged. If the trunk has parameters, and none trains when the tower is made, its outputs are cached (FrozenCache)
+    and have no autograd graph. Modules of the trunk whose parameters are all frozen stay in eval() mode. cache_mb: size
+    of the cache in MiB (model.frozen_cache_mb); 0: nothing is cached; None: a default by device.
     """
 
     def __init__(
@@ -37,7 +39,8 @@ class Tower(nn.Module):
     def forward(self, inputs: Tensor, lengths: Lengths | None = None) -> Tensor:
         """Embed inputs (b, …) as (b, D).
 
-        lengths: the number of tokens of each row, for texts, as a NumPy array; None: no texts, or to be counted here.
+        lengths: for texts, the number of tokens of each row, int64 (b,) in NumPy; None: the inputs are no texts, or the
+        tokens are to be counted here.
         """
         if self._frozen_cache is None:
             return self.projection(self._features(inputs, lengths))
@@ -74,17 +77,19 @@ class Tower(nn.Module):
         return self
 
     def compile(self, *args: Any, **kwargs: Any) -> None:
-        """Compile the tower in place, as a whole, with the arguments of torch.compile.
+        """Compile the tower in place, with the arguments of torch.compile.
 
-        Only the trunk is compiled if it is frozen or Grouped: the cache and the grouping of rows are plain Python.
+        If the tower has a cache (FrozenCache) or a Grouped trunk, only the trunk is compiled: the cache and the
+        grouping of rows are plain Python.
         """
         whole = self._frozen_cache is None and not isinstance(self.trunk, Grouped)
         (super() if whole else self.trunk).compile(*args, **kwargs)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Tower:
-        """Apply `fn` to every tensor, as .to() and .cuda() do; on GPUs, weights of convolutions become channels-last.
+        """Apply `fn` to every parameter and buffer, which is how torch's .to() and .cuda() move a module.
 
-        cuDNN is much faster with this memory format. On CPUs only the pixels are channels-last, see NormalizePixels.
+        If the trunk has convolutions of feature maps (`convolves`), 4-d tensors become channels-last unless they are
+        then on a CPU: cuDNN is much faster with this memory format. For CPUs see NormalizePixels.
         """
 
         def placed(tensor: Tensor) -> Tensor:
@@ -127,9 +132,10 @@ def precision_of(device: torch.device) -> torch.dtype | None:
 
 @contextmanager
 def tf32_products(device: torch.device) -> Iterator[None]:
-    """In the `with` block, let a GPU multiply float32 matrices as TF32: 10 bits of mantissa, sums in float32, faster.
+    """In the `with` block, let a GPU multiply float32 matrices in TF32, which is faster than float32.
 
-    Use it around towers only, forward and backward: scores and losses need float32. Nothing changes on CPUs.
+    TF32 rounds the factors to 10 bits of mantissa, and sums in float32. Use it around the forward and backward passes
+    of towers only: scores and losses need float32. Does nothing if `device` is no GPU.
     """
     if device.type != "cuda":
         yield
@@ -143,7 +149,7 @@ def tf32_products(device: torch.device) -> Iterator[None]:
 
 
 def convolves(trunk: nn.Module) -> bool:
-    """Whether a trunk has convolutions of feature maps: a convolution of the image itself alone, as in ViT, is none."""
+    """Whether a trunk has an nn.Conv2d with more input channels than an image, as a CNN has and a plain ViT has not."""
     return any(isinstance(module, nn.Conv2d) and module.in_channels > COLOURS for module in trunk.modules())
 
 

@@ -22,8 +22,9 @@ def probe(tower: Tower, inputs: Tensor, problem: str) -> int:
     """Return the width D of a tower's embeddings, and freeze parameters that the embeddings do not depend on.
 
     DDP (torch's DistributedDataParallel) would wait for gradients of such parameters. A copy of the tower on the meta
-    device is run once; if that fails, the tower itself. The tower is left in eval() mode. inputs: one or more inputs of
-    the tower. Raises ConfigError, with a message that begins with `problem`, if the tower cannot take `inputs`.
+    device is run once. The tower itself is run if that fails, or if it could miss a token id or a position that is out
+    of range. The tower is left in eval() mode. inputs: one or more inputs of the tower. Raises ConfigError, with a
+    message that begins with `problem`, if the tower cannot take `inputs`.
     """
     tower.eval()
     try:
@@ -41,8 +42,9 @@ def probe(tower: Tower, inputs: Tensor, problem: str) -> int:
 def _may_exceed_tables(tower: Tower, tokens: Tensor) -> bool:
     """Whether an id or a position of `tokens`, int64 (b, L), may be outside its nn.Embedding.
 
-    A run on the meta device does not notice this. The largest embedding is taken for that of ids; the smallest may be
-    that of positions, which RoBERTa counts from padding_idx + 1. Embeddings of at most two rows are of token types.
+    A run on the meta device does not notice this. Among the nn.Embedding of more than two rows (smaller ones are of
+    token types), the largest is taken for that of ids, and the smallest for that of positions, which RoBERTa counts
+    from padding_idx + 1. Without any, the answer is True.
     """
     tables = [m for m in tower.modules() if isinstance(m, nn.Embedding) and m.num_embeddings > 2]
     if not tables:
@@ -55,7 +57,7 @@ def _may_exceed_tables(tower: Tower, tokens: Tensor) -> bool:
 
 
 def on_meta(tower: Tower) -> Tower:
-    """Return a copy of a tower on the meta device: its tensors have shapes and no values, so they take no memory."""
+    """Return a copy of a tower on the meta device, without its cache. Its tensors have no values and take no memory."""
     copies: dict[int, Any] = {id(b): b.detach().to("meta") for b in tower.buffers()}
     copies[id(tower._frozen_cache)] = None  # the cached outputs may be large
     copies |= {id(p): nn.Parameter(p.detach().to("meta"), p.requires_grad) for p in tower.parameters()}
@@ -65,7 +67,8 @@ def on_meta(tower: Tower) -> Tower:
 def features_on_meta(tower: Tower, inputs: Tensor) -> Tensor:
     """Return the features (before the projection) of a tower on the meta device for `inputs` on the meta device.
 
-    Texts are not grouped or cut by length, as tokens cannot be read on the meta device.
+    Texts are not grouped or cut by length, as tokens cannot be read on the meta device. For a Pooled trunk the features
+    are the last hidden state of the first token, whatever its pooling; they leave out a pooler of the encoder's own.
     """
     if isinstance(tower.trunk, Pooled):
         found = tower.trunk.encoder(input_ids=inputs)

@@ -69,11 +69,13 @@ class Tracker(Sink, ABC):
 
 
 class BackgroundTracker(Sink):
-    """Runs a tracker in a thread of its own. The run waits at most TIMEOUT seconds for its start and close together.
+    """Runs a tracker in a thread of its own. The constructor waits until the tracker has started.
 
-    A tracker that fails, does not answer, or falls QUEUE_SIZE records behind is dropped: it gets no more records, and
-    `log` gets one line. name: the tracker's name, for messages. start: creates the tracker; called in the thread.
-    clean_up: called when the tracker is dropped, so that the process can end; must return within CLEAN_UP seconds.
+    The run waits at most TIMEOUT seconds for start and close of the tracker together. A tracker that fails, does not
+    answer, or falls QUEUE_SIZE records behind is dropped: it gets no more records, and `log` gets one line. `log` also
+    gets the line with `Tracker.where`. name: the tracker's name, for messages. start: creates the tracker; called in
+    the thread. clean_up: called when the tracker is dropped, so that the process can end; must return within CLEAN_UP
+    seconds.
     """
 
     def __init__(

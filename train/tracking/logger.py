@@ -69,7 +69,8 @@ class Logger(AbstractContextManager["Logger"]):
 class JsonLines(Sink):
     """Writes metrics.jsonl: each record at once, as a flat JSON object on a line of its own.
 
-    Metrics that are not finite become null. log: prints a line when the file cannot be written.
+    Metrics that are not finite become null. log: called with a line of text when the file cannot be written; records
+    then wait in memory.
     """
 
     def __init__(self, path: Path, log: Callable[[str], None]) -> None:
@@ -94,10 +95,10 @@ def build_logger(
 ) -> Logger:
     """Return the logger of rank 0 for a run that starts at schedule.first_step; remove later records of metrics.jsonl.
 
-    folder: the run folder. config: tracking settings, with config.wandb already resolved (`resolve_wandb_mode`). If
-    schedule.evaluation_owed, the record of that evaluation is removed too, as it will run again. run_config: the run's
-    configuration as plain values, for the trackers, which remove the secrets in it. wandb_id: id of the W&B run, from
-    the checkpoint; None for a new run.
+    If schedule.evaluation_owed, the record of the evaluation at that step is removed too, as it will run again. The
+    trackers that `config` asks for are started. folder: the run folder. config: tracking settings, with config.wandb
+    already resolved (`resolve_wandb_mode`). run_config: the run's configuration as plain values, for the trackers,
+    which remove the secrets in it. wandb_id: id of the W&B run, from the checkpoint; None: a new id if W&B is on.
     """
     path = folder / "metrics.jsonl"
     console = build_console(schedule)
@@ -119,9 +120,9 @@ def build_logger(
 def cut(path: Path, step: int, log: Callable[[str], None], evaluation_owed: bool = False) -> set[RecordPosition]:
     """Remove the records after step number `step` from metrics.jsonl, because the resumed run logs them again.
 
-    path: the file metrics.jsonl. Returns (step, whether it is a record of training) for each removed record.
-    evaluation_owed: also remove the evaluation's record at `step` itself. Damaged lines are removed and reported to
-    `log`. If an error occurs, the file stays as it was.
+    path: the file metrics.jsonl, which need not exist. Returns the set of the removed records' positions: (step,
+    whether it is a record of training). evaluation_owed: also remove the evaluation's record at `step` itself. Damaged
+    lines are removed and reported to `log`. If an error occurs, the file stays as it was.
     """
     if not path.exists():
         return set()

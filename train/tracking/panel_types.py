@@ -57,11 +57,12 @@ class Grid:
 class Panels:
     """The scores, tables and histograms of one data set that trackers (W&B, TensorBoard) show at the end of a run.
 
-    final: name of a metric, or BASELINE/METRIC → {value, low, high, chance}, without unknown entries (see Score).
-    galleries: title of letters, digits and _ → table with one row per query. histograms: "right", "wrong" or
-    "best_wrong" → (n + 1 bin edges, n counts) of the scores of right pairs, random wrong pairs, or each query's best
-    wrong pair. confusion: table of confused classes, columns true, predicted, count. classes: table with columns class,
-    accuracy, samples, lowest accuracy first. confusion and classes are None if nothing was classified.
+    dataset: the name of the data set. final: METRIC, or BASELINE/METRIC for a baseline → {value, low, high, chance},
+    without unknown entries (see Score). galleries: title of letters, digits and _ → table with one row per query.
+    histograms: "right" (scores of right pairs), "wrong" (of random wrong pairs) or "best_wrong" (of each query's best
+    wrong pair) → (n + 1 bin edges, n counts). confusion: table of confused classes, with columns true, predicted,
+    count. classes: table with columns class, accuracy, samples, lowest accuracy first. confusion and classes are None
+    if nothing was classified.
     """
 
     dataset: str

@@ -62,9 +62,10 @@ class Sink:
 
 
 class Lines:
-    """Formats records as text in open_clip's format: `lines(record)` returns the line.
+    """Formats records as text in open_clip's format: `lines(record)` returns the line of one record.
 
-    "Loss: 3.21 (3.30)" shows the loss, and the mean loss over this epoch's lines so far.
+    "Loss: 3.21 (3.30)" shows the loss, and the mean of the losses in this epoch's lines up to this one. So each object
+    must get the records of a run in order, each once.
     """
 
     def __init__(self, schedule: RunSchedule) -> None:
@@ -120,7 +121,7 @@ class TextSink(Sink):
 class LogFile(TextSink):
     """Writes every line to log.txt, with open_clip's time stamp.
 
-    log: called with a line of text when the file cannot be written.
+    log: called with a line of text when the file cannot be written; lines then wait in memory.
     """
 
     def __init__(self, path: Path, lines: Lines, log: Callable[[str], None]) -> None:

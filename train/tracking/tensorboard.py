@@ -22,7 +22,7 @@ LARGEST = 1 << 20  # pixels of a thumbnail
 class TensorBoard(Tracker):
     """The TensorBoard tracker: writes metrics as scalars, and at the end histograms of scores, tables and images.
 
-    TensorBoard hides the events that the run wrote past `run.first_step` before it was stopped.
+    TensorBoard hides the events of steps after `run.first_step` that the run wrote before it was stopped and resumed.
     """
 
     def __init__(self, run: TrackedRun) -> None:
@@ -76,7 +76,7 @@ class TensorBoard(Tracker):
 
 
 def markdown(grid: Grid) -> str:
-    """Return a table in Markdown, with texts escaped, so that HTML in them has no effect, and images as captions."""
+    """Return a table in Markdown. HTML in texts is escaped, so that it has no effect; images become their captions."""
 
     def shown(cell: Cell) -> str:
         text = cell.caption if isinstance(cell, Thumbnail) else "" if cell is None else str(cell)

@@ -141,9 +141,10 @@ class WandbRun(Tracker):
 
 
 def clean_logs(folder: Path) -> None:
-    """Overwrite secrets in W&B's own log files, which may contain text from the W&B server.
+    """Overwrite secrets in W&B's own log files, which may contain text from the W&B server, with asterisks.
 
-    folder: W&B's folder in the run folder. Files are changed in place, as W&B may still be writing.
+    folder: W&B's folder in the run folder. Files are changed in place, as W&B may still be writing. A file that cannot
+    be read or written is passed over.
     """
     for path in folder.glob("*run-*/logs/*.log"):
         with suppress(OSError):

@@ -25,8 +25,9 @@ CLOUD = {"api.wandb.ai", "api.forge.coreweave.com"}  # one service under two nam
 def wandb_mode(config: TrackingConfig) -> Wandb:
     """Return the W&B mode that tracking.wandb means on this machine: online, offline or disabled.
 
-    auto means the environment variable WANDB_MODE if set, else online if there is an API key, else disabled. Reads the
-    environment and ~/.netrc, never the network. Raises ConfigError for online without an API key.
+    auto means the mode in the environment variable WANDB_MODE if it names one, else online if there is an API key, else
+    disabled. Reads the environment, W&B's settings and ~/.netrc, never the network. Raises ConfigError for online
+    without an API key.
     """
     named = os.environ.get("WANDB_MODE", "")
     wanted = Wandb[named] if config.wandb is Wandb.auto and named in Wandb.__members__ else config.wandb
@@ -42,7 +43,7 @@ def wandb_mode(config: TrackingConfig) -> Wandb:
 def resolve_wandb_mode(config: TrackingConfig, run_dir: Path, log: Callable[[str], None]) -> TrackingConfig:
     """Return a copy of `config` with tracking.wandb resolved to online, offline or disabled, and log one line about it.
 
-    Nothing is logged if `wandb_mode` is disabled. Otherwise the mode becomes offline if the W&B server does not answer,
+    Nothing is logged if `wandb_mode` gives disabled. Else the mode becomes offline if the W&B server does not answer,
     and disabled if the wandb package cannot be imported. Call it before data are read. log: prints the line. run_dir:
     the run folder, shown in the line. Raises ConfigError if the user asks for online and there is no API key.
     """
@@ -68,7 +69,7 @@ def resolve_wandb_mode(config: TrackingConfig, run_dir: Path, log: Callable[[str
 def wandb_package() -> Any:
     """Import and return the package wandb, with its error reports switched off.
 
-    These reports would use the network even offline, and wait 10 s at exit.
+    These reports would use the network even offline, and wait 10 s at exit. Any error of the import is let through.
     """
     os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
     return import_module("wandb")

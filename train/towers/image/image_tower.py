@@ -34,8 +34,8 @@ ImageParts = tuple[nn.Module, nn.Module, ImageSpec]  # trunk, projection, the im
 def build_image_tower(context: BuildContext) -> tuple[Tower, ImageSpec]:
     """Build the image tower of a configuration; return it with the size and normalisation of the images that it takes.
 
-    context: the configuration, and the open_clip models that both towers share. Raises ConfigError for an unknown
-    model, or weights that do not exist or do not fit.
+    context: the configuration, and the models of libraries that both towers share. Raises ConfigError for an unknown
+    model, weights that do not exist or do not fit, or a key of model.image that the model cannot follow.
     """
     config = context.config
     trunk, projection, spec = (BUILDERS | OWN_IMAGE_TOWERS)[config.image.kind](context)
@@ -57,7 +57,7 @@ def _faster_channels_last(trunk: nn.Module) -> bool:
 
 
 def _set_patch_dropout(trunk: Any, share: float | None) -> None:
-    """Make a ViT of open_clip or timm leave out the `share` of its patches in training, in place.
+    """Make a ViT of open_clip or timm, in place, leave out a random share of its patches in training.
 
     share: from 0 to below 1; None: the share that the model's own configuration has. Raises ConfigError for a share
     above 0 and a trunk that cannot leave out patches.
@@ -124,7 +124,7 @@ def _load_timm(name: str, pretrained: str | None) -> Any:
     """Create the timm model `name` without its classifier.
 
     pretrained: a file of weights or the tag of published weights; None: random weights. Raises ConfigError for weights
-    that cannot be loaded or lack some of the model's.
+    that cannot be loaded or lack some of the model's; weights that the model does not have are ignored.
     """
     import timm
     from timm.models import load_state_dict
@@ -151,9 +151,9 @@ class PooledImage(nn.Module):
     """Embeds images (b, 3, S, S), S the side in pixels, as (b, H) by a transformers encoder of width H.
 
     The embedding is the encoder's pooler_output, as in CLIP and SigLIP. If the pooler is a dense layer on the first
-    token, as in ViT, which most checkpoints have not trained, the embedding is the state of the first token. options:
-    further arguments of the encoder, such as interpolate_pos_encoding, which fits position embeddings to the image
-    size.
+    token, as in ViT, the embedding is the state of the first token, because most checkpoints have an untrained pooler.
+    options: further arguments of the encoder, such as interpolate_pos_encoding, which fits position embeddings to the
+    image size; none unless the caller sets them.
     """
 
     def __init__(self, encoder: nn.Module) -> None:

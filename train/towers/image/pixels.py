@@ -14,7 +14,7 @@ class NormalizePixels(nn.Module):
 
     The result has the dtype of autocast if that is on, else that of the buffers. Values are computed in the dtype of
     the buffers and rounded once, without a copy of the whole batch in that dtype. spec: gives mean and std.
-    channels_last: whether the result is channels-last on a CPU in float32.
+    channels_last: whether a float32 result on a CPU is channels-last; other results have the layout of the input.
     """
 
     mean: Tensor
@@ -62,7 +62,10 @@ class PatchDropout(nn.Module):
         self.prob, self.prefix = prob, prefix
 
     def forward(self, x_bLW: Tensor) -> Tensor:
-        """Drop patches from tokens (b, L, W), L tokens of width W per image: (b, L', W) with L' ≤ L."""
+        """Return the tokens that stay, (b, L', W) with L' ≤ L.
+
+        x_bLW: L tokens of width W for each of b images. In training the patches that stay are in random order.
+        """
         if not self.training or self.prob == 0:
             return x_bLW
         first, patches = x_bLW.tensor_split([self.prefix], 1)

@@ -14,10 +14,10 @@ SETTINGS = "dyad.json"  # file of an export with the settings that the format of
 
 @dataclass(frozen=True)
 class Calibration:
-    """The logit with which weights were trained, of a pair with score s: exp(logit_scale) · s + logit_bias.
+    """The scale and bias with which weights were trained: the logit of a pair is exp(logit_scale) · s + logit_bias.
 
-    source: the configuration key and value that named the weights, for the log. logit_bias: None for weights trained
-    with a softmax, which has no bias. similarity: how s is computed, "cosine" or "dot".
+    s: the score of the pair. similarity: how s is computed, "cosine" or "dot". logit_bias: None for weights trained
+    with a softmax, which has no bias. source: the configuration key and value that named the weights, for the log.
     """
 
     source: str
@@ -53,10 +53,11 @@ class Calibration:
 
 
 def exported(name: str, source: str = "") -> tuple[dict[str, Any], Calibration | None]:
-    """Return the configuration keys (name → value) and the calibration in the file SETTINGS of an export of Dyad.
+    """Return the configuration keys (name → value) and the Calibration in the file SETTINGS of an export of Dyad.
 
-    Returns ({}, None) for a model without this file. name: a folder, pkg:PACKAGE/FOLDER or a published model. source:
-    as in Calibration. Raises ConfigError for a damaged file.
+    The Calibration is None if the objective had no temperature. Returns ({}, None) for a model without this file. name:
+    a folder, pkg:PACKAGE/FOLDER or a published model, of which the file is downloaded if the hub's cache lacks it.
+    source: as in Calibration. Raises ConfigError for a damaged file.
     """
     path = file_of(name, SETTINGS, fetch=True)
     saved = {} if path is None else read_json(path)

@@ -1,6 +1,6 @@
 """Find open_clip models by name or config file; BuildContext creates models of libraries once for both towers.
 
-Importing open_clip takes seconds, so only the functions that need it do.
+Importing open_clip takes seconds, so only the functions that need it import it.
 """
 
 from __future__ import annotations
@@ -69,9 +69,10 @@ class BuildContext:
     """Holds what the builders of both towers share: the configuration, and models of libraries, each created once.
 
     load_pretrained=False: create architectures without pretrained weights. image_model, text_model: (name, weights) of
-    each tower's open_clip model, the arguments of `open_clip_model`, which creates the model at its first call.
-    image_name, text_name: the name of each tower's model of transformers, an argument of `transformers_model`; None:
-    not given.
+    each tower's open_clip model. open_clip_model(name, weights) creates this model at the first call with these
+    arguments, and returns the same object at later calls; it raises ConfigError for a model or weights that cannot be
+    loaded. image_name, text_name: the name of each tower's model of transformers, an argument of `transformers_model`;
+    None: not given.
     """
 
     def __init__(self, config: ModelConfig, load_pretrained: bool) -> None:
@@ -85,14 +86,21 @@ class BuildContext:
         self._loaded: dict[tuple[str, bool], TransformersModel] = {}
 
     def transformers_model(self, key: str, name: str, pretrained: bool) -> TransformersModel:
-        """Load a model of transformers, only once for both towers. Arguments and errors are those of `load_model`."""
+        """Load a model of transformers; at later calls for the same weights return the same object.
+
+        Arguments and errors are those of `load_model`.
+        """
         if (name, pretrained) not in self._loaded:
             self._loaded[name, pretrained] = load_model(key, name, pretrained)
         return self._loaded[name, pretrained]
 
     @property
     def calibration(self) -> Calibration | None:
-        """The logit scale and bias in the weights of the model; None unless both towers come from one model."""
+        """The logit scale and bias in the pretrained weights from which both towers come.
+
+        None if the towers come from different models or weights, the weights are random, or they have no logit scale.
+        For a model of transformers, read it after the towers are built.
+        """
         kinds, (name, weights) = (self.config.image.kind, self.config.text.kind), self.image_model
         if kinds == (ImageTower.open_clip, TextTower.open_clip) and self.image_model == self.text_model:
             if not self.load_pretrained or not (weights or ":" in model_name(name)):
@@ -108,7 +116,8 @@ class BuildContext:
 
         trunk: the tower; its projection is removed in place. frozen: whether to freeze the tower except for its last n
         layer groups, as open_clip counts groups; n is the value of the configuration key `key`. The projection always
-        trains. Raises ConfigError for a tower of which open_clip cannot leave the last groups trainable.
+        trains. model.grad_checkpointing is applied too. Raises ConfigError for a tower of which open_clip cannot leave
+        the last groups trainable.
         """
         if self.config.grad_checkpointing:
             checkpoint_activations(trunk)
@@ -133,8 +142,8 @@ class BuildContext:
     def open_clip_config(self) -> dict[str, Any] | None:
         """Return the open_clip configuration (model_cfg) of the model that both towers come from.
 
-        An image size and a context length that the user has set replace those of the model. Returns None unless both
-        towers come from the same open_clip model.
+        An image size and a context length that the user has set replace those of the model, and quick_gelu is set if
+        the published weights need it. Returns None unless both towers come from open_clip models of one name.
         """
         image, text = self.config.image, self.config.text
         kinds = (image.kind, text.kind)
@@ -248,10 +257,10 @@ def _registered(path: str) -> str:
 
 @dataclass(frozen=True)
 class PublishedWeights:
-    """The settings in open_clip's table of published weights; defaults for weights from a file and for no weights.
+    """Settings that open_clip lists for published weights; weights from a file, and no weights, have the defaults.
 
-    preprocess: of mean, std, interpolation and resize_mode, those that the table has. quick_gelu: whether the weights
-    were trained with QuickGELU.
+    preprocess: those of the keys mean, std, interpolation and resize_mode that open_clip lists for the weights.
+    quick_gelu: whether the weights were trained with QuickGELU.
     """
 
     preprocess: dict[str, Any] = field(default_factory=dict)
@@ -261,9 +270,9 @@ class PublishedWeights:
 def check_weights(name: str, pretrained: str | None, needed: bool = True) -> PublishedWeights:
     """Check that the weights `pretrained` of open_clip's model `name` exist, and return their PublishedWeights.
 
-    pretrained: the path of a weight file, the tag of published weights, or None for no weights. needed=False: do not
-    raise for missing weights. Raises ConfigError for weights that do not exist, weights of the model with the other
-    activation (GELU or QuickGELU), or a tag for a model from a folder or the hub.
+    name: as `model_name` returns it. pretrained: the path of a weight file, the tag of published weights, or None for
+    no weights. needed=False: do not raise for missing weights. Raises ConfigError for weights that do not exist,
+    weights trained with the other activation (GELU or QuickGELU), or a tag for a model from a folder or the hub.
     """
     if pretrained is None or Path(pretrained).expanduser().is_file():
         return PublishedWeights()
@@ -295,7 +304,8 @@ def check_weights(name: str, pretrained: str | None, needed: bool = True) -> Pub
 def _heard() -> Iterator[None]:
     """Raise ConfigError at the end of the `with` block if open_clip has warned in it, except for EXPECTED warnings.
 
-    Other warnings mean that open_clip has created another model than was asked for.
+    Other warnings mean that open_clip has created another model than was asked for. What is logged to the root logger
+    in the block is not shown.
     """
     lines: list[str] = []
     handler, root = logging.Handler(logging.WARNING), logging.getLogger()

@@ -31,10 +31,11 @@ WRAPPERS = r"module\.|_orig_mod\."  # prefixes of the names of weights saved fro
 
 @contextmanager
 def explain_errors(problem: str, advice: str = "") -> Iterator[None]:
-    """Turn any error raised inside the `with` block into a ConfigError.
+    """Turn any Exception raised inside the `with` block into a ConfigError.
 
-    The message is `problem`, the first line of the error, and `advice`. A ConfigError raised inside passes unchanged.
-    It is for code that reads untrusted files, where libraries raise errors of many types.
+    The message is `problem`, the first line of the error, and `advice`; for weights that do not fit a model, `problem`
+    and the names of such weights. A ConfigError raised inside passes unchanged. Use it for code that reads untrusted
+    files, where libraries raise errors of many types.
     """
     try:
         yield
@@ -60,13 +61,13 @@ def _misfit(error: str) -> str:
 
 
 def listed(names: Sequence[str]) -> str:
-    """Return the first three of `names`, and how many more there are, as text for a message."""
+    """Return the first three of `names`, and how many more there are, as text for a message; "none" without names."""
     more = f" and {len(names) - 3:,} more" if len(names) > 3 else ""
     return ", ".join(names[:3]) + more if names else "none"
 
 
 def refuse_code() -> None:
-    """Make transformers refuse to run code that comes with a model, without a question; call it before loading a model.
+    """Make transformers refuse to run code that comes with a model, without asking; call it before loading a model.
 
     By default transformers asks at the terminal, and waits 15 s for the answer.
     """
@@ -79,7 +80,8 @@ def refuse_code() -> None:
 def offline_without_hub() -> None:
     """Make huggingface_hub use its local cache only, if the Hugging Face hub does not answer a request within 5 s.
 
-    The library would otherwise retry for a minute or two, and print a warning each time.
+    The library would otherwise retry for a minute or two, and print a warning each time. The hub is asked once per
+    process, at the first call.
     """
     from huggingface_hub import constants, get_session
 
@@ -93,9 +95,10 @@ def check_open_clip(key: str, model_cfg: Any, brings_weights: bool) -> None:
     """Raise ConfigError for an open_clip model configuration that is unsafe to load.
 
     Unsafe are sizes above our limits, foreign code (a tokenizer with trust_remote_code, or an attention kernel named in
-    the settings of the text model), and settings that name another model. key: the configuration key of the model, for
-    messages. model_cfg: the parsed JSON. brings_weights: whether the configuration comes from elsewhere, with weights;
-    it must then name no folder of this disk.
+    the settings of the text model), settings that name another model, and a text model whose config.json
+    `check_settings` refuses. key: the configuration key of the model, for messages. model_cfg: the parsed JSON; one
+    that is no object passes, as open_clip refuses it. brings_weights: whether the configuration comes from elsewhere,
+    with weights; it must then name no folder of this disk.
     """
     if not isinstance(model_cfg, dict):
         return  # open_clip raises an error
@@ -139,7 +142,8 @@ def refuse_leads(where: str, settings: Any) -> None:
 def check_files(key: str, name: str) -> None:
     """Raise ConfigError if a file of the model `name` is not a regular file, or is outside the model's folder.
 
-    This includes links, and the files of weights and of tokenizers that the model's settings name. key: the
+    The files are those of ALLOWED_FILES in a folder, where a link counts as the file that it leads to, and the files of
+    weights and of tokenizers that the model's settings name. Also raises it if these settings are damaged. key: the
     configuration key of the model, for messages. name: a folder, pkg:PACKAGE/FOLDER or a published model.
     """
     folder = Path(location_of(name))
@@ -222,8 +226,8 @@ def snapshot(key: str, name: str) -> str:
 def file_of(name: str, file: str, fetch: bool) -> Path | None:
     """Return the local path of `file` in the model `name`: a folder, pkg:PACKAGE/FOLDER or a published model's name.
 
-    Files of a published model are taken from the local cache of the Hugging Face hub. fetch: download a file that is
-    neither there nor recorded there as missing. Returns None if the file does not exist or cannot be obtained. Raises
+    Files of a published model are taken from the local cache of the Hugging Face hub. fetch: download a file that the
+    cache neither holds nor records as missing. Returns None if the file does not exist or cannot be obtained. Raises
     ConfigError for a path or a link that leads out of the folder.
     """
     try:
@@ -248,9 +252,9 @@ def is_unknown(name: str, file: str) -> bool:
 
 
 def is_two_tower(name: str) -> bool:
-    """Whether config.json of the model `name` has a model_type of TWO_TOWERS: it embeds images and texts, as CLIP.
+    """Whether config.json of the model `name` has a model_type of TWO_TOWERS: it embeds images and texts, as CLIP does.
 
-    Raises ConfigError if the file is unreadable, or as `check_settings`.
+    False without a config.json. Raises ConfigError if `check_settings` refuses the file.
     """
     return check_settings(name, file_of(name, "config.json", fetch=True)).get("model_type") in TWO_TOWERS
 
@@ -258,8 +262,8 @@ def is_two_tower(name: str) -> bool:
 def of_one_model(model: Any) -> str | None:
     """Return the name of the transformers model, such as CLIP or SigLIP, from which both towers and projections come.
 
-    model: a ModelConfig. Returns None if the towers do not come from one such model, or have another projection. Raises
-    ConfigError for a damaged config.json.
+    model: a ModelConfig. Returns None if the towers do not come from one such model, or model.embed_dim asks for
+    projections of our own. Raises ConfigError for a config.json that `check_settings` refuses.
     """
     kinds = (str(model.image.kind), str(model.text.kind))
     names = [side.name or model.name for side in (model.image, model.text)]

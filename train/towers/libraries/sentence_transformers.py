@@ -41,11 +41,11 @@ FLAG = "pooling_mode_"  # before sentence-transformers 6, the prefix of a boolea
 class SentenceFolder:
     """The settings of one SentenceTransformer folder, in terms of our configuration.
 
-    name: the model's folder or published name. defaults: dotted configuration key → value. refused: dotted
+    name: the model's folder or published name. defaults: dotted configuration key → the folder's value. refused: dotted
     configuration key → text that describes the folder's setting that this key cannot express. prompts: prompt name →
-    text. default_prompt_name: the key in prompts of the prompt that applies by default; None: none. dense: (weight
-    file, activation of ACTIVATIONS) of each of its Dense modules, which are linear layers. no_dense: why `dense` is
-    empty, as text for a message.
+    text. default_prompt_name: the name of the prompt that applies by default; None: none. dense: (weight file,
+    activation of ACTIVATIONS) of each of its Dense modules, which are linear layers. no_dense: why `dense` is empty, as
+    text for a message.
     """
 
     name: str
@@ -136,11 +136,12 @@ def folder_of_config(config: TrainConfig | DictConfig, fetch: bool = False) -> S
 
 
 def fill_defaults(config: DictConfig) -> None:
-    """Set, in place, each key of the list OPEN that the user left unset.
+    """Set, in place, each key of OPEN that has no value yet, because the user left it unset.
 
     OPEN holds the keys that may take their default from a SentenceTransformer folder. The value comes from the folder
-    of the text tower, else from the default of the configuration's dataclass. Raises ConfigError for a setting of the
-    folder that our key cannot express, and for a damaged or unsupported folder whose settings are needed.
+    of the text tower if the task takes it from there (OF_TASK), else from the default of the configuration's dataclass.
+    Files of a published model are downloaded. Raises ConfigError for a setting of the folder that our key cannot
+    express, and for a damaged or unsupported folder whose settings are needed.
     """
     open_keys = sorted(OmegaConf.missing_keys(config) & OPEN)
     try:
@@ -180,8 +181,9 @@ def open_schema(config: Any, prefix: str = "") -> DictConfig:
 def describe_choices(config: TrainConfig) -> Iterator[str]:
     """Yield lines for the log on the settings of the text tower's SentenceTransformer folder.
 
-    The lines name the folder's settings that the run uses and those that the user overrides. For a folder or published
-    model whose settings cannot be read, they say why only its transformers encoder is used.
+    The lines name the folder's settings that the run uses and those that the user overrides, and warn of a temperature
+    that does not suit the folder's cosine similarity. For a folder or published model whose settings cannot be read,
+    they say why only its transformers encoder is used. Any other model yields nothing.
     """
     name = config.model.text.name
     try:
@@ -214,10 +216,10 @@ def _shown(value: Any) -> str:
 
 
 def _module_folders(path: Path, instead: str) -> list[tuple[str, str]]:
-    """Read modules.json and return its modules: (class name, folder), relative to the model's root ("" is the root).
+    """Read modules.json and return its modules, as (class name, folder): folders are relative to the model's root.
 
-    path: the path of modules.json. instead: advice for the user, put at the end of most error messages. Raises
-    ConfigError for modules that we do not support, and for folders outside the model's folder.
+    The folder "" is the root itself. path: the path of modules.json. instead: advice for the user, put at the end of
+    most error messages. Raises ConfigError for modules that we do not support, and for folders outside the root.
     """
     modules = read_json(path)
     if not isinstance(modules, list) or not all(isinstance(module, dict) for module in modules):

@@ -42,7 +42,8 @@ _in_files: ContextVar[bool] = ContextVar("_in_files", default=False)
 def weights_in_files() -> Iterator[None]:
     """In the `with` block, let `load_model` memory-map weights from their files, in the dtype of the files.
 
-    So every rank can load a model that is larger than the memory of its machine, and read only the part that it trains.
+    Outside of such a block, `load_model` copies weights to memory as float32. With memory-mapped weights, a rank can
+    load a model that is larger than the memory of its machine, and read only the part that it trains.
     """
     token = _in_files.set(True)
     try:
@@ -53,7 +54,7 @@ def weights_in_files() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class TransformersModel:
-    """A model of transformers, and the differences of its weights and its files.
+    """A model of transformers, and the names of weights that only the model has or only its files have.
 
     key: the configuration key and value that named the model, for messages. pretrained: whether weights were loaded.
     missing: names of the model's weights that its files lack, which are random. unexpected: names of weights in its
@@ -92,8 +93,8 @@ class TransformersModel:
 def load_companion(key: str, name: str, companion: str) -> Any:
     """Load the tokenizer or image processor that comes with a model of transformers.
 
-    companion: the class of transformers that loads it, "AutoTokenizer" or "AutoImageProcessor". Other arguments and
-    errors are those of `load_model`.
+    companion: the class of transformers that loads it, "AutoTokenizer" or "AutoImageProcessor". key, name: as in
+    `load_model`. Raises ConfigError when loading fails.
     """
     import transformers
 
@@ -107,9 +108,10 @@ def load_model(key: str, name: str, pretrained: bool, kind: str = "AutoModel") -
     """Load a model of transformers from `name`: a folder, pkg:PACKAGE/FOLDER or a published model.
 
     key: the configuration key with its value, for messages. pretrained: load the model's weights; else they are random.
-    kind: the class of transformers that loads the model, "AutoModelForCausalLM" for a causal language model. No file of
-    the model can choose code to run, neither a class that comes with the model nor an attention kernel. Raises
-    ConfigError when loading fails.
+    Weights are float32, except in a block of `weights_in_files`. kind: the class of transformers that loads the model,
+    "AutoModelForCausalLM" for a causal language model. No file of the model can choose code to run, neither a class
+    that comes with the model nor an attention kernel. Raises ConfigError when loading fails, for weights that are a
+    pickle, and for a model that is larger than the machine's memory.
     """
     import transformers
 
@@ -165,8 +167,9 @@ def _refuse_pickle(key: str, folder: Path) -> None:
 def _checked(key: str, name: str) -> tuple[str, str | None]:
     """Check the files of the model `name`; return its location (a folder or published name) and revision (or None).
 
-    key: the configuration key with its value, for messages. Raises ConfigError for a folder that does not exist, a
-    folder of adapters, and as `check_files` and `check_settings`.
+    Also makes transformers refuse to run code of models (`refuse_code`). key: the configuration key with its value, for
+    messages. Raises ConfigError for a folder that does not exist, a folder of adapters, and for what `check_files` and
+    `check_settings` refuse.
     """
     location, revision = split_revision(location_of(name))
     if location.startswith(("/", ".")) and not os.path.isdir(location):
@@ -180,9 +183,10 @@ def _checked(key: str, name: str) -> tuple[str, str | None]:
 
 
 def _weights_of(name: str) -> tuple[torch.dtype, bool]:
-    """Return the dtype of the weights in a model's first .safetensors file, and whether a name has a WRAPPERS prefix.
+    """Read a model's first .safetensors file; return (dtype of its weights, whether any name has a WRAPPERS prefix).
 
-    The dtype is bfloat16 or float16 if all weights in the file have it, else float32. Returns (float32, False) if there
+    name: the model. The dtype is bfloat16 or float16 if all weights in the file have it, else float32. WRAPPERS are the
+    prefixes "module." and "_orig_mod." that DDP and torch.compile put before names. Returns (float32, False) if there
     is no file.
     """
     index = file_of(name, "model.safetensors.index.json", fetch=True)

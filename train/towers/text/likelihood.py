@@ -35,10 +35,10 @@ class One(nn.Module):
 
 
 class Likelihood(Grouped):
-    """Scores answers to prompts by their length-normalised log-likelihood, (b, 1) in float32 or float64.
+    """Scores answers to prompts by the length-normalised log-likelihood of the answer, (b, 1) in float32 or float64.
 
     Inputs are rows of tokens, int64 (b, 1 + L): the number of tokens of the prompt, the tokens of the prompt, the
-    tokens of the answer, and PADDING.
+    tokens of the answer, and PADDING. An answer without tokens has the score 0.
     """
 
     count = staticmethod(token_counts)
@@ -77,9 +77,10 @@ class PromptTokenizer:
         """Convert n prompts, each with an answer, to rows int64 (n, 1 + L) for Likelihood.
 
         A row holds the number of tokens of the prompt, the tokens of the prompt, the tokens of the answer, and PADDING.
-        Each text is tokenised by itself. prompt, answer: the most tokens kept of a prompt (its last ones, `begin`
-        included) and of an answer (its first ones). If both together exceed `limit`, the prompt is cut further. Raises
-        ConfigError if `answer` is not below `limit`, SampleError for an answer without tokens.
+        Each text is tokenised by itself, without special tokens. prompt: the most tokens of a prompt, `begin` included;
+        a longer prompt keeps its last ones. answer: the most tokens of an answer, which keeps its first ones. If both
+        together exceed `limit`, the prompt is cut further. Raises ConfigError if `answer` is not below `limit`,
+        SampleError for an answer without tokens.
         """
         self.check(answer)
         asked, given = self._ids(prompts), self._ids(answers)

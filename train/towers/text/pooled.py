@@ -37,7 +37,7 @@ class Pooled(Grouped):
     The encoder gets token ids and attention mask, but no token types (every text is segment 0). encoder: a model of
     transformers. pooling: how states become one embedding; None: the encoder pools by itself, as the text model of CLIP
     does. pad: the token id that the encoder gets for PADDING. one_length: whether rows are never cut to the longest
-    text, for SigLIP, which pools the state of the last place, also of padding.
+    text; True for SigLIP, which pools the state of the last place of a row, even if that place is padding.
     """
 
     count = staticmethod(token_counts)

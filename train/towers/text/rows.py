@@ -32,8 +32,8 @@ def token_counts(tokens: Tensor, padding: int = PADDING) -> Lengths:
 def text_ends(tokens: Tensor, end: int | None) -> Lengths:
     """Return the number of tokens of each row up to and including the end of the text: int64 (b,) in NumPy.
 
-    tokens: token ids (b, L). end: the id of the token at the end of a text, of which the first in a row counts; None:
-    the largest id of the row. A row without `end` gets 1.
+    tokens: token ids (b, L). end: the id of the token that ends a text; None: the largest id of each row. The first
+    such token of a row counts. A row without `end` gets 1.
     """
     return ((tokens if end is None else (tokens == end).int()).argmax(1) + 1).cpu().numpy()
 
@@ -57,13 +57,14 @@ def index_on(device: torch.device, rows: Sequence[int] | Lengths) -> Tensor:
 
 
 class Grouped(nn.Module, ABC):
-    """Embeds token ids (b, L) as (b, H), with rows of similar length together, cut to the longest row of the group.
+    """Embeds token ids (b, L) as (b, H), in groups of rows of similar length, cut to the longest row of each group.
 
-    The embedding of a row must depend only on its first tokens, so that grouping changes nothing but the speed. A
-    subclass defines encode_group, which embeds a group, and count, a function from token ids (b, L) to the number of
-    tokens that each row needs, which the loader calls too. fills: a token id that may follow these tokens. grouped:
-    whether to group rows by length; False: one call of encode_group, cut to the longest row. one_length: whether rows
-    are never cut.
+    A subclass defines encode_group, which embeds a group, and count, a function from token ids (b, L) to the number of
+    tokens that each row needs, int64 (b,) in NumPy, which the loader calls too. The embedding of a row must depend only
+    on the tokens that it needs, its first ones, so that grouping changes nothing but the speed. fills: a token id that
+    can stand behind the needed tokens without changing the embedding, such as padding. grouped: whether to group rows
+    by length; False: one call of encode_group, cut to the longest row. one_length: whether rows are neither grouped nor
+    cut.
     """
 
     count: Callable[[Tensor], Lengths]
@@ -72,7 +73,10 @@ class Grouped(nn.Module, ABC):
     one_length = False
 
     def forward(self, tokens: Tensor, counts: Lengths | None = None) -> Tensor:
-        """Embed token ids (b, L) as (b, H). counts: number of tokens of each row; None: computed from `tokens`."""
+        """Embed token ids (b, L) as (b, H).
+
+        counts: the number of tokens that each row needs, int64 (b,) in NumPy; None: `count` computes it from `tokens`.
+        """
         if self.one_length:
             return self.encode_group(tokens)
         counts = self.count(tokens) if counts is None else counts
@@ -87,10 +91,10 @@ class Grouped(nn.Module, ABC):
         return torch.cat(embedded)[order.argsort()]  # back in the order of the input
 
     def _step(self, tokens: Tensor) -> int:
-        """Return the step to a multiple of which lengths are rounded up: LENGTH_STEP, but 1 on a CPU without gradients.
+        """Return the argument `step` of `padded_length`: 1 on a CPU without gradients, else LENGTH_STEP.
 
-        An evaluation on a CPU sorts texts by length, so that shapes change slowly, and padding of short texts would be
-        a third of the work.
+        1 means that lengths are not rounded up. An evaluation on a CPU sorts texts by length, so shapes change rarely
+        without rounding, and padding of short texts would be a third of the work.
         """
         return 1 if tokens.device.type == "cpu" and not torch.is_grad_enabled() else LENGTH_STEP
 

@@ -50,7 +50,7 @@ class FixedLengthTokenizer:
         return _tokens(self.tokenizer, texts, padding="max_length", max_length=self.context_length)
 
     def lengths(self, tokens: Tensor) -> Lengths:
-        """Return the number of tokens of each row, without padding."""
+        """Return the number of tokens of each row of `tokens`, (n, L), without PADDING: int64 (n,) in NumPy."""
         return token_counts(tokens)
 
 
@@ -100,14 +100,15 @@ class TextTokenizer:
         return nn.functional.pad(tokens, (0, missing), value=PADDING)
 
     def lengths(self, tokens: Tensor) -> Lengths:
-        """Return the number of tokens of each row, without padding."""
+        """Return the number of tokens of each row of `tokens`, (n, L), without PADDING: int64 (n,) in NumPy."""
         return token_counts(tokens)
 
 
 def _tokens(tokenizer: Any, texts: list[str], pairs: list[str] | None = None, **shape: Any) -> Tensor:
     """Convert texts, or pairs of texts, to token ids, int64 (n, L), with PADDING where the attention mask is 0.
 
-    shape: further arguments of the tokenizer, padding and max_length.
+    If the tokenizer gives no attention mask, its token ids are returned unchanged. pairs: the second text of each pair;
+    None: single texts. shape: further arguments of the tokenizer: padding, and max_length, to which it truncates texts.
     """
     found = tokenizer(texts, pairs, truncation=True, return_tensors="pt", **shape)
     mask = found.get("attention_mask")
@@ -115,10 +116,10 @@ def _tokens(tokenizer: Any, texts: list[str], pairs: list[str] | None = None, **
 
 
 class CausalText(Grouped):
-    """A causal text tower of open_clip, which pools the state at the end of the text, run at the length of its batch.
+    """open_clip's causal TextTransformer, run at the length of its batch in place of the full context length.
 
-    No state depends on later tokens, so rows can be cut. open_clip itself runs every text at the full context length,
-    mostly 77 tokens.
+    The model pools the state at the end of the text, and no state depends on later tokens, so rows can be cut.
+    open_clip itself runs every text at the full context length, mostly 77 tokens.
     """
 
     fills = 0
@@ -143,10 +144,11 @@ class MaskedText(Grouped):
 
 
 def cut_to_batch(trunk: Any) -> nn.Module:
-    """Make a text tower of open_clip run at the length of its batch, in place; return it. Names of weights stay.
+    """Make a text tower of open_clip, in place, run at the length of its batch, as Grouped does; return the tower.
 
-    Left as they are: towers in which every token attends to all others (SigLIP), or that pool the first, the last or
-    every state, or that have a class token at the end (CoCa).
+    The names of its weights do not change. These towers stay as they are: a TextTransformer in which every token
+    attends to all others (SigLIP), which pools the first, the last or every state of a row, or which has a class token
+    at the end (CoCa); an HFTextEncoder with a pooler that MASKED lacks; and a tower that returns token states too.
     """
     kind = type(trunk)
     if kind.__name__ == "TextTransformer" and trunk.pool_type in ENDS and not trunk.output_tokens:
@@ -161,14 +163,14 @@ def cut_to_batch(trunk: Any) -> nn.Module:
 
 @cache
 def _cut_kind(cut: type[Grouped], kind: type[nn.Module]) -> type[nn.Module]:
-    """Return a subclass of `cut` and of open_clip's class `kind`, with the name of `kind`, a key of PROJECTIONS."""
+    """Return a subclass of `cut` and of open_clip's class `kind`. It has the name of `kind`, which exports look up."""
     return type(kind.__name__, (cut, kind), {})
 
 
 def build_text_tower(context: BuildContext) -> tuple[Tower, Callable[[list[str]], Tensor]]:
     """Build the text tower of an image_text model, and its tokenizer, which gives rows of one fixed length.
 
-    context: the configuration, and the open_clip models that both towers share. Raises ConfigError for an unknown
+    context: the configuration, and the models of libraries that both towers share. Raises ConfigError for an unknown
     model, or weights that do not exist or do not fit.
     """
     config = context.config
@@ -188,9 +190,11 @@ def build_text_tower(context: BuildContext) -> tuple[Tower, Callable[[list[str]]
 def build_text_encoder(context: BuildContext) -> tuple[Tower, TextTokenizer]:
     """Build a text tower from a transformers encoder, with a tokenizer for texts of any length.
 
-    If the transformers model has an image tower too, such as CLIP, its text model pools by itself, and its projection
-    is used if model.embed_dim is null. context: as in `build_text_tower`. Raises ConfigError for an unknown model, or
-    weights that do not exist, do not fit or are not complete.
+    If the transformers model has an image tower too, such as CLIP, its text model pools by itself. The projection is a
+    new linear layer to model.embed_dim. If model.embed_dim is null, it is the text projection of such a model, or with
+    model.text.dense=true the Dense modules of a SentenceTransformer folder, else the identity. context: as in
+    `build_text_tower`. Raises ConfigError for an unknown model, for weights that do not exist, do not fit or are not
+    complete, for a tokenizer without special tokens, and for a model.text.context_length above the model's limit.
     """
     config, text, name = context.config, context.config.text, context.text_name
     if name is None:
@@ -225,8 +229,9 @@ def build_text_encoder(context: BuildContext) -> tuple[Tower, TextTokenizer]:
 def build_likelihood(config: ModelConfig, load_pretrained: bool) -> tuple[Tower, PromptTokenizer]:
     """Build a tower that scores answers to prompts by a causal language model, with its tokenizer.
 
-    load_pretrained=False: build the architecture only. Raises ConfigError for an unknown model, weights that do not
-    exist or are not complete, a projection, or a tokenizer without a token to begin with.
+    load_pretrained=False: build the architecture only, with random weights. Raises ConfigError for a model that is
+    unknown or not of transformers, weights that do not exist or are not complete, a model.embed_dim, a tokenizer with
+    neither bos_token nor eos_token, or a model.text.context_length above the model's limit.
     """
     text, name = config.text, config.text.name or config.name
     if text.kind is not TextTower.transformers or name is None or config.embed_dim is not None:
@@ -247,7 +252,7 @@ def build_likelihood(config: ModelConfig, load_pretrained: bool) -> tuple[Tower,
 
 
 def _set_training(encoder: nn.Module, config: ModelConfig) -> None:
-    """Apply grad_checkpointing, frozen and lora_rank of the configuration to a text encoder, in place."""
+    """Apply model.grad_checkpointing, model.text.frozen and model.text.lora_rank to a text encoder, in place."""
     if config.grad_checkpointing:
         checkpoint_activations(encoder)
     if config.text.frozen:
@@ -257,10 +262,10 @@ def _set_training(encoder: nn.Module, config: ModelConfig) -> None:
 
 
 def _padding(tokenizer: Any, side: str) -> int:
-    """Set the padding side of a tokenizer, and its padding token if it has none; return the id of the padding token.
+    """Set the padding side of a tokenizer, in place, and its padding token if it has none; return that token's id.
 
-    side: "left" or "right". The padding token may occur in texts too: only the attention mask marks padding. Raises
-    ConfigError if the tokenizer has no special token.
+    side: "left" or "right". A tokenizer without a padding token gets its eos token or another special token, which may
+    occur in texts too: only the attention mask marks padding. Raises ConfigError if it has no special token.
     """
     if not (names := [*filter(None, [tokenizer.pad_token, tokenizer.eos_token]), *tokenizer.all_special_tokens]):
         raise ConfigError("model.text.name: its tokenizer has no special token to fill up short texts with")
@@ -294,7 +299,8 @@ def _limit(config: ModelConfig, encoder: Any, tokenizer: Any) -> int:
     """Return the most tokens of a text that the tower takes.
 
     The limit is model.text.context_length, else the number of position embeddings, else the tokenizer's limit, else
-    512. Raises ConfigError for a context_length above the number of position embeddings.
+    LONGEST; numbers of 2²⁰ or more count as no limit. Raises ConfigError for a context_length above the number of
+    position embeddings.
     """
     positions = positions_of(encoder)
     own = next((n for n in (positions, tokenizer.model_max_length) if n and n < 1 << 20), LONGEST)
