@@ -186,6 +186,9 @@ def batch_norms(config: TrainConfig, towers: nn.Module, world_size: int) -> str:
     if line and config.data.rare is not None and choice is not BatchNorm.frozen:
         problem = f"model.batch_norm={choice}: with data.rare each side has statistics of its own, which hide its kind"
         raise ConfigError(f"{problem}. Set model.batch_norm=frozen, or take a tower without batch norm, such as cnn")
+    one = config.global_batch_size == 1 and config.task is not Task.sequence  # a sequence has many items
+    if line and one and choice is not BatchNorm.frozen:
+        raise ConfigError(f"model.batch_norm={choice}: one pair has no statistics. Set global_batch_size to 2 or more")
     return line
 
 

@@ -28,6 +28,15 @@ def test_batch_norms_would_hide_what_is_rare() -> None:
     assert batch_norms(replace(config, data=replace(config.data, rare=None)), TwoTower(tower, tower), 1)
 
 
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_one_pair_has_no_statistics(ranks: int) -> None:
+    tower = Tower(nn.Linear(4, 4), nn.BatchNorm1d(4))
+    config = compose_config([*LABELLED, "objective=cross_entropy", "global_batch_size=1"])
+    with raises(ConfigError, "model.batch_norm=global", "global_batch_size"):
+        batch_norms(config, TwoTower(tower, tower), ranks)
+    assert batch_norms(config, TwoTower(nn.Linear(4, 4), nn.Linear(4, 4)), ranks) == ""
+
+
 def test_a_uniform_density_is_over_the_classes() -> None:
     config = compose_config([*LABELLED, "objective=nce", "objective.density=uniform"])
     config.run.classes = ["a", "b", "c"]
