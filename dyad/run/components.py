@@ -227,7 +227,10 @@ def _objective(config: TrainConfig, data: TrainingData, model: TwoTowerModel) ->
         samples = len(config.run.classes or []) if of_classes else getattr(data.dataset, "pairs", sum(order.sizes))
         own = {"num_samples": samples, "samples_per_epoch": order.steps_per_epoch * config.global_batch_size}
     if isinstance(model, SequenceModel):
-        own |= {"width": model.width, "context_width": config.model.context.embed_dim}
+        own |= {"width": model.width, "context_width": config.model.context.embed_dim or model.width}
+        for name in ("width", "context_width"):
+            if (typed := getattr(config.objective, name, None)) not in (None, own[name]):
+                raise ConfigError(f"objective.{name}={typed}: the model has {own[name]}. Leave it out")
     if data.drawn:  # so that Σ_y u over all items is 1 while all scores are 0
         own["init_bias"] = -math.log(data.drawn.support)
     objective = build_objective(**run_options(config, total_steps(config, order.steps_per_epoch), **own))

@@ -224,6 +224,15 @@ def test_ids_have_no_text_and_are_found_among_others() -> None:
         refuse_unread(["data.passage.length=9"], [config])
 
 
+def test_a_width_is_read_by_cpc_and_by_a_running_mean_alone() -> None:
+    word = ["objective.width=8"]
+    refuse_unread(word, [compose_config(["experiment=cpc_verses", *word])])
+    moments = ["experiment=spectral_emoji", "objective=spectral_alternating", *word]
+    refuse_unread(word, [compose_config([*moments, "objective.lambda_momentum=0.5"])])
+    with raises(ConfigError, "objective.width=8", "objective.lambda_momentum"):
+        refuse_unread(word, [compose_config(moments)])
+
+
 def test_every_key_that_is_not_always_read_exists() -> None:
     known = [key for key, _, _ in keys()]
     of_rules = [start for starts in READ_ONLY_WITH.values() for start in starts.split()]

@@ -59,8 +59,8 @@ def refuse_lost(config: TrainConfig, own: TrainConfig) -> None:
     read["context"] = config.task is own.task is Task.sequence
     there = all_keys(config.model)
     raise_broken(
-        f"model.{key}={as_argument(value)}: the tower is that of the run, which has {as_argument(there[key])}. Leave it "
-        "out, or set it for the run"
+        f"model.{key}={as_argument(value)}: the tower is that of the run, which has {as_argument(there[key])}. Leave "
+        "it out, or set it for the run"
         for key, value in all_keys(own.model).items()
         if value != there[key] and key not in OF_LOSS.split() and read.get(key.partition(".")[0], images and texts)
     )

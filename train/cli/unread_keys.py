@@ -30,6 +30,7 @@ DRAWS = "data.negatives.per_row or data.negatives.pictures above 0"
 TEMPERATURE = "a learning or per-sample temperature"
 EVALUATES = "data.val or eval.suite"
 CVAR = "objective.divergence=cvar"
+MOMENTS = "objective.lambda_momentum above 0"
 
 # Condition → keys that only a run with it reads; a key that ends with "." or "_" stands for all that begin so
 READ_ONLY_WITH = {
@@ -91,7 +92,7 @@ READ_ONLY_WITH = {
     SAMPLE_IDS: "objective.num_samples objective.memory_budget_mb",
     TEMPERATURE: "objective.min_temperature",
     "your own loop that gives both views as one tensor": "objective.views",  # no run of this program
-    "objective.lambda_momentum above 0": "objective.width",
+    MOMENTS: "objective.width",
 }
 
 
@@ -164,6 +165,7 @@ SPECIAL: dict[str, Callable[[TrainConfig], bool]] = {
     EVALUATES: lambda config: config.evaluates,
     CVAR: lambda c: c.objective.inputs == "scores" or all_keys(c).get("objective.divergence") == "cvar",
     SAMPLE_IDS: lambda c: c.objective.by_sample_id or all_keys(c).get("objective.density") == "uniform",
+    MOMENTS: lambda c: getattr(c.objective, "lambda_momentum", 1) > 0,  # cpc always reads its width
     "data.rare=CLASS": lambda config: config.data.rare is not None,
     HEAD: lambda config: config.model.head not in ("none", "linear"),
     OF_TIMM: lambda config: config.optim.name != "adamw",
