@@ -85,6 +85,19 @@ MISTAKES = {
         [EMOJI, "objective=coce", "objective.alpha=0.2"],
         ["objective.alpha=0.2", "objective.divergence=cvar"],
     ),
+    "temperature that cvar does not have": (
+        [EMOJI, "objective=coce", "objective.divergence=cvar", "objective.temperature=0.2"],
+        ["objective.temperature=0.2", "objective.divergence=kl or chi2", "objective.nu=state"],
+    ),
+    "two starts of a temperature": (
+        [EMOJI, "objective=siglip", "objective.init_scale=10", "objective.temperature=0.05"],
+        ["objective.temperature=0.05", "objective.init_scale=10"],
+    ),
+    "graphs of sharded towers": ([EMOJI, "dist=fsdp2", "keep_graphs=2"], ["keep_graphs=2", "dist=ddp"]),
+    "cache of sharded towers": (
+        [EMOJI, "dist=hsdp", "model.frozen_cache_mb=64"],
+        ["model.frozen_cache_mb=64", "dist=ddp", "dist.shard_size=1"],
+    ),
     "labels that are not there": (
         ["model=tiny_clip", DATA, "steps=1", "objective=coce", "objective.setting=supervised"],
         ["setting=supervised", "objective.duplicates=positive"],
@@ -199,6 +212,12 @@ READ = {
     "the width of a head": ["experiment=simclr_emoji", "model=tiny_clip", "model.head=simclr", "model.embed_dim=64"],
     "a switch off": ["experiment=dpr_nq", "data.train=data/samples/topics", "data.negatives.per_row=0"],
     "no refreshes": ["experiment=topics_ance", "data.negatives.refresh_every=0", "data.negatives.per_row=0"],
+    "the temperature of a step of ν": [
+        *(EMOJI, "objective=coce", "objective.divergence=cvar", "objective.temperature=0.2", "objective.nu=state"),
+    ],
+    "a temperature beside the scale that gives it": [
+        *(EMOJI, "objective=siglip", "objective.init_scale=5", "objective.temperature=0.2"),
+    ],
     "a key of one run of a sweep": [
         *(EMOJI, "objective=coce", "-m"),
         *("objective.divergence=kl,cvar", "objective.alpha=0.2"),
