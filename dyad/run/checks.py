@@ -61,7 +61,7 @@ def check(config: TrainConfig) -> None:
 
     For a plan without plan.dry_run, only the values are checked, and task=sequence is refused.
     """
-    from dyad.train.cli.also import auxiliary_configs
+    from dyad.train.cli.also import auxiliary_configs, refuse_lost
     from dyad.train.config import Task
     from dyad.train.config_rules import check_values
     from dyad.train.run_folder.folder import check_run
@@ -79,6 +79,7 @@ def check(config: TrainConfig) -> None:
     for name, auxiliary in auxiliary_configs(config).items():
         try:
             _check_loss(auxiliary)
+            refuse_lost(config, auxiliary)
         except ConfigError as error:
             raise ConfigError(f"also.{name}: {error}") from error
     check_tracking(config.tracking)

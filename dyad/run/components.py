@@ -186,6 +186,9 @@ def batch_norms(config: TrainConfig, towers: nn.Module, world_size: int) -> str:
     if line and config.data.rare is not None and choice is not BatchNorm.frozen:
         problem = f"model.batch_norm={choice}: with data.rare each side has statistics of its own, which hide its kind"
         raise ConfigError(f"{problem}. Set model.batch_norm=frozen, or take a tower without batch norm, such as cnn")
+    one = config.global_batch_size == 1 and config.task is not Task.sequence  # a sequence has many items
+    if line and one and choice is not BatchNorm.frozen:
+        raise ConfigError(f"model.batch_norm={choice}: one pair has no statistics. Set global_batch_size to 2 or more")
     return line
 
 
@@ -224,7 +227,10 @@ def _objective(config: TrainConfig, data: TrainingData, model: TwoTowerModel) ->
         samples = len(config.run.classes or []) if of_classes else getattr(data.dataset, "pairs", sum(order.sizes))
         own = {"num_samples": samples, "samples_per_epoch": order.steps_per_epoch * config.global_batch_size}
     if isinstance(model, SequenceModel):
-        own |= {"width": model.width, "context_width": config.model.context.embed_dim}
+        own |= {"width": model.width, "context_width": config.model.context.embed_dim or model.width}
+        for name in ("width", "context_width"):
+            if (typed := getattr(config.objective, name, None)) not in (None, own[name]):
+                raise ConfigError(f"objective.{name}={typed}: the model has {own[name]}. Leave it out")
     if data.drawn:  # so that Σ_y u over all items is 1 while all scores are 0
         own["init_bias"] = -math.log(data.drawn.support)
     objective = build_objective(**run_options(config, total_steps(config, order.steps_per_epoch), **own))

@@ -85,6 +85,19 @@ MISTAKES = {
         [EMOJI, "objective=coce", "objective.alpha=0.2"],
         ["objective.alpha=0.2", "objective.divergence=cvar"],
     ),
+    "temperature that cvar does not have": (
+        [EMOJI, "objective=coce", "objective.divergence=cvar", "objective.temperature=0.2"],
+        ["objective.temperature=0.2", "objective.divergence=kl or chi2", "objective.nu=state"],
+    ),
+    "two starts of a temperature": (
+        [EMOJI, "objective=siglip", "objective.init_scale=10", "objective.temperature=0.05"],
+        ["objective.temperature=0.05", "objective.init_scale=10"],
+    ),
+    "graphs of sharded towers": ([EMOJI, "dist=fsdp2", "keep_graphs=2"], ["keep_graphs=2", "dist=ddp"]),
+    "cache of sharded towers": (
+        [EMOJI, "dist=hsdp", "model.frozen_cache_mb=64"],
+        ["model.frozen_cache_mb=64", "dist=ddp", "dist.shard_size=1"],
+    ),
     "labels that are not there": (
         ["model=tiny_clip", DATA, "steps=1", "objective=coce", "objective.setting=supervised"],
         ["setting=supervised", "objective.duplicates=positive"],
@@ -199,6 +212,12 @@ READ = {
     "the width of a head": ["experiment=simclr_emoji", "model=tiny_clip", "model.head=simclr", "model.embed_dim=64"],
     "a switch off": ["experiment=dpr_nq", "data.train=data/samples/topics", "data.negatives.per_row=0"],
     "no refreshes": ["experiment=topics_ance", "data.negatives.refresh_every=0", "data.negatives.per_row=0"],
+    "the temperature of a step of ν": [
+        *(EMOJI, "objective=coce", "objective.divergence=cvar", "objective.temperature=0.2", "objective.nu=state"),
+    ],
+    "a temperature beside the scale that gives it": [
+        *(EMOJI, "objective=siglip", "objective.init_scale=5", "objective.temperature=0.2"),
+    ],
     "a key of one run of a sweep": [
         *(EMOJI, "objective=coce", "-m"),
         *("objective.divergence=kl,cvar", "objective.alpha=0.2"),
@@ -222,6 +241,15 @@ def test_ids_have_no_text_and_are_found_among_others() -> None:
     refuse_unread(["eval.depth=200", "eval.recall_k=[2]"], [config])
     with raises(ConfigError, "data.passage.length=9", "data.items=texts"):
         refuse_unread(["data.passage.length=9"], [config])
+
+
+def test_a_width_is_read_by_cpc_and_by_a_running_mean_alone() -> None:
+    word = ["objective.width=8"]
+    refuse_unread(word, [compose_config(["experiment=cpc_verses", *word])])
+    moments = ["experiment=spectral_emoji", "objective=spectral_alternating", *word]
+    refuse_unread(word, [compose_config([*moments, "objective.lambda_momentum=0.5"])])
+    with raises(ConfigError, "objective.width=8", "objective.lambda_momentum"):
+        refuse_unread(word, [compose_config(moments)])
 
 
 def test_every_key_that_is_not_always_read_exists() -> None:

@@ -9,16 +9,21 @@ import re
 import shlex
 from dataclasses import replace
 
-from dyad.data.base.errors import ConfigError
+from dyad.data.base.errors import ConfigError, raise_broken
 from dyad.data.config import Mode
 from dyad.train.checkpoint_config import CheckpointConfig
-from dyad.train.cli.compose import compose_config, words_for
+from dyad.train.cli.compose import as_argument, compose_config, words_for
 from dyad.train.cli.unread_keys import refuse_unread
-from dyad.train.config import TargetConfig, TrainConfig
+from dyad.train.config import TargetConfig, Task, TrainConfig
+from dyad.train.run_folder.folder import all_keys
 
 # Keys, and sections of keys, that an auxiliary loss may have; all others are of the whole step or run
 OWN = "task objective data model weight global_batch_size chunk_size eval.suite".split()
 TAKEN = ("towers", "objective")  # names of weights of the run
+# Keys of model.* that change a loss though its towers are the run's: those of its projection and of its inputs, and
+# model.batch_norm, which `share_towers` compares, as a head may have the only batch norms
+OF_LOSS = "embed_dim head head_width classes shared batch_norm image.image_size text.context_length text.lower_case "
+OF_LOSS += "text.dense"
 
 _last: list[tuple[TrainConfig, dict[str, TrainConfig]]] = []  # a start asks four times, and composing takes a second
 
@@ -34,6 +39,31 @@ def auxiliary_configs(config: TrainConfig) -> dict[str, TrainConfig]:
     if not _last or _last[0][0] != config:
         _last[:] = [(copy.deepcopy(config), _composed(config))]  # start defaults change a configuration in place
     return dict(_last[0][1])
+
+
+def refuse_lost(config: TrainConfig, own: TrainConfig) -> None:
+    """Raise ConfigError for keys of model.* that an auxiliary loss sets for towers of the run, where they are lost.
+
+    config: of the run. own: of the auxiliary loss. Its image tower is that of the run if the run has one, its text
+    tower likewise. Of a loss with both towers, one with another kind or name than that of the run is its own.
+    """
+    both = own.has_images and own.has_texts
+
+    def is_shared(tower: str, in_run: bool) -> bool:
+        of_run, of_loss = getattr(config.model, tower), getattr(own.model, tower)
+        return in_run and (not both or (of_run.kind, of_run.name) == (of_loss.kind, of_loss.name))
+
+    images = not own.has_images or is_shared("image", config.has_images)
+    texts = not own.has_texts or is_shared("text", config.has_texts)
+    read = {"image": own.has_images and images, "text": own.has_texts and texts}
+    read["context"] = config.task is own.task is Task.sequence
+    there = all_keys(config.model)
+    raise_broken(
+        f"model.{key}={as_argument(value)}: the tower is that of the run, which has {as_argument(there[key])}. Leave "
+        "it out, or set it for the run"
+        for key, value in all_keys(own.model).items()
+        if value != there[key] and key not in OF_LOSS.split() and read.get(key.partition(".")[0], images and texts)
+    )
 
 
 def _composed(config: TrainConfig) -> dict[str, TrainConfig]:

@@ -28,8 +28,11 @@ OF_TIMM = "an optim.name other than adamw"
 SEVERAL = "auxiliary losses, also.NAME=…"
 DRAWS = "data.negatives.per_row or data.negatives.pictures above 0"
 TEMPERATURE = "a learning or per-sample temperature"
+DIVERGES = "objective.divergence=kl or chi2, or objective.nu=state"
+WHOLE = "dist=ddp, or dist.shard_size=1"
 EVALUATES = "data.val or eval.suite"
 CVAR = "objective.divergence=cvar"
+MOMENTS = "objective.lambda_momentum above 0"
 
 # Condition → keys that only a run with it reads; a key that ends with "." or "_" stands for all that begin so
 READ_ONLY_WITH = {
@@ -80,6 +83,7 @@ READ_ONLY_WITH = {
     "optim.name=adamw": "optim.beta optim.eps",
     OF_TIMM: "optim.options",
     SEVERAL: "weight",
+    WHOLE: "keep_graphs model.frozen_cache_mb",
     EVALUATES: "eval.every",
     "plan.dry_run=null": "plan.on plan.gpu plan.mfu plan.network",
     "target.kind=ema": "target.momentum",
@@ -90,18 +94,19 @@ READ_ONLY_WITH = {
     "objective.noise=batch": "objective.density",
     SAMPLE_IDS: "objective.num_samples objective.memory_budget_mb",
     TEMPERATURE: "objective.min_temperature",
+    DIVERGES: "objective.temperature",
     "your own loop that gives both views as one tensor": "objective.views",  # no run of this program
-    "objective.lambda_momentum above 0": "objective.width",
+    MOMENTS: "objective.width",
 }
 
 
 def refuse_unread(words: Iterable[str], configs: Sequence[TrainConfig]) -> None:
     """Raise ConfigError if the command line sets keys that none of its runs would read.
 
-    words: the key=value arguments of the command line. configs: the configuration of each of its runs; several in a
-    sweep.
+    Also raises it for a temperature in whose place a run takes 1/objective.init_scale. words: the key=value arguments
+    of the command line. configs: the configuration of each of its runs; several in a sweep.
     """
-    typed = [word.partition("=")[0] for word in words]
+    typed = {word.partition("=")[0]: word.partition("=")[2] for word in words}
     chosen = {key: value for config in configs for key, value in _chosen(config).items() if _is_typed(key, typed)}
     raise_broken(
         f"{key}={value if isinstance(value, str) else json.dumps(value)}: this run does not read it, only one with "
@@ -109,6 +114,13 @@ def refuse_unread(words: Iterable[str], configs: Sequence[TrainConfig]) -> None:
         for key, value in chosen.items()
         if value is not None  # null asks for nothing
         for condition in unmet(key, configs)
+    )
+    start = typed.get("objective.temperature")
+    raise_broken(
+        f"objective.temperature={start}: objective.init_scale={config.objective.init_scale} says where it starts, at "
+        f"{config.objective.temperature}. Leave one of them out"
+        for config in configs
+        if start and getattr(config.objective, "init_scale", None) and start != str(config.objective.temperature)
     )
 
 
@@ -169,11 +181,14 @@ SPECIAL: dict[str, Callable[[TrainConfig], bool]] = {
     EVALUATES: lambda config: config.evaluates,
     CVAR: lambda c: c.objective.inputs == "scores" or all_keys(c).get("objective.divergence") == "cvar",
     SAMPLE_IDS: lambda c: c.objective.by_sample_id or all_keys(c).get("objective.density") == "uniform",
+    MOMENTS: lambda c: getattr(c.objective, "lambda_momentum", 1) > 0,  # cpc always reads its width
     "data.rare=CLASS": lambda config: config.data.rare is not None,
     HEAD: lambda config: config.model.head not in ("none", "linear"),
     OF_TIMM: lambda config: config.optim.name != "adamw",
     SEVERAL: lambda config: bool(config.also),
     DRAWS: lambda config: config.data.negatives.per_row + config.data.negatives.pictures > 0,
+    DIVERGES: lambda c: getattr(c.objective, "divergence", "") != "cvar" or getattr(c.objective, "nu", "") == "state",
+    WHOLE: lambda config: config.dist.name == "ddp" or config.dist.shard_size == 1,
     TEMPERATURE: lambda c: getattr(c.objective, "learnable", False) or hasattr(c.objective, "max_temperature"),
 }
 
@@ -184,7 +199,7 @@ def _chosen(config: TrainConfig) -> dict[str, Any]:
     return {key: value for key, value in all_keys(config).items() if value != defaults.get(key)}
 
 
-def _is_typed(key: str, typed: Sequence[str]) -> bool:
+def _is_typed(key: str, typed: Iterable[str]) -> bool:
     """Whether the user typed this key on the command line, or a section that contains the key.
 
     typed: the names before "=" of all arguments. A section counts only if its name has a dot (model.text, not model),

@@ -256,7 +256,7 @@ def _pair(x_tower: Tower, y_tower: Tower, config: ModelConfig) -> TwoTower:
 
 
 def share_towers(towers: TwoTower, main_towers: TwoTower, name: str, whole: bool = True) -> None:
-    """Replace towers of `towers`, in place, by towers of `main_towers` whose weights have equal names and shapes.
+    """Replace towers of `towers`, in place, by towers of `main_towers` with equal modules and shapes of weights.
 
     If only the trunks are alike, the trunk and the module `prepare` are replaced, and the projection stays. A tower of
     vectors of classes is never replaced, as other losses may have other classes. towers: the towers of an auxiliary
@@ -264,8 +264,9 @@ def share_towers(towers: TwoTower, main_towers: TwoTower, name: str, whole: bool
     trunks only. Raises ConfigError if nothing is shared.
     """
 
-    def shapes(module: nn.Module) -> list[Any]:
-        return [(key, tensor.shape) for key, tensor in module.state_dict().items()]
+    def parts(module: nn.Module) -> list[Any]:  # other kinds of batch norm or activation have the same shapes
+        shapes = [(key, tensor.shape) for key, tensor in module.state_dict().items()]
+        return [shapes, *map(type, module.modules())]
 
     shared = False
     for side in ("x_tower", "y_tower"):
@@ -273,9 +274,9 @@ def share_towers(towers: TwoTower, main_towers: TwoTower, name: str, whole: bool
             tower = getattr(towers, side)
             if type(tower) is Tower and isinstance(tower.trunk, nn.Embedding):
                 continue
-            if whole and shapes(tower) == shapes(own):
+            if whole and parts(tower) == parts(own):
                 setattr(towers, side, own)
-            elif isinstance(tower, Tower) and isinstance(own, Tower) and shapes(tower.trunk) == shapes(own.trunk):
+            elif isinstance(tower, Tower) and isinstance(own, Tower) and parts(tower.trunk) == parts(own.trunk):
                 tower.prepare, tower.trunk = own.prepare, own.trunk
             else:
                 continue

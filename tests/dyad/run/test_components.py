@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from helpers.messages import raises
@@ -14,6 +15,7 @@ from dyad.data.loading.order import Order
 from dyad.run.components import _objective, batch_norms
 from dyad.train.cli.compose import compose_config
 from dyad.train.run_folder.folder import run_folder
+from dyad.train.towers.models import SequenceModel
 from dyad.train.towers.tower import Tower, TwoTower
 from dyad.training_data import TrainingData
 
@@ -28,11 +30,34 @@ def test_batch_norms_would_hide_what_is_rare() -> None:
     assert batch_norms(replace(config, data=replace(config.data, rare=None)), TwoTower(tower, tower), 1)
 
 
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_one_pair_has_no_statistics(ranks: int) -> None:
+    tower = Tower(nn.Linear(4, 4), nn.BatchNorm1d(4))
+    config = compose_config([*LABELLED, "objective=cross_entropy", "global_batch_size=1"])
+    with raises(ConfigError, "model.batch_norm=global", "global_batch_size"):
+        batch_norms(config, TwoTower(tower, tower), ranks)
+    assert batch_norms(config, TwoTower(nn.Linear(4, 4), nn.Linear(4, 4)), ranks) == ""
+
+
 def test_a_uniform_density_is_over_the_classes() -> None:
     config = compose_config([*LABELLED, "objective=nce", "objective.density=uniform"])
     config.run.classes = ["a", "b", "c"]
     data = TrainingData(None, Order([100], [1.0], seed=0, global_batch_size=10), "", {})  # type: ignore[arg-type]
     assert _objective(config, data, None).options.num_samples == 3  # pyright: ignore[reportArgumentType]
+
+
+def test_widths_of_an_objective_are_those_of_the_model() -> None:
+    data = TrainingData(None, Order([100], [1.0], seed=0, global_batch_size=10), "", {})  # type: ignore[arg-type]
+    model = SequenceModel(TwoTower(nn.Identity(), nn.Identity()), None, None, 8)
+
+    def widths(*words: str) -> Any:
+        run = compose_config(["experiment=cpc_verses", "model.context.embed_dim=6", *words])
+        return _objective(run, data, model).widths
+
+    assert widths() == widths("objective.width=8", "objective.context_width=6") == (6, 8)
+    for width in ("objective.width=7", "objective.context_width=8"):
+        with raises(ConfigError, width):
+            widths(width)
 
 
 def test_gamma_auto_takes_the_epochs_of_the_run_and_typed_values_stay() -> None:

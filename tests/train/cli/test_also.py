@@ -6,7 +6,7 @@ import pytest
 from helpers.messages import raises
 
 from dyad.data.base.errors import ConfigError
-from dyad.train.cli.also import auxiliary_configs
+from dyad.train.cli.also import auxiliary_configs, refuse_lost
 from dyad.train.cli.compose import compose_config
 from dyad.train.config import TargetKind
 
@@ -46,3 +46,42 @@ def test_an_objective_beside_a_recipe_that_sets_options_of_its_own() -> None:
     assert auxiliary_configs(config)["more"].objective.name == "simclr"
     kept = auxiliary_configs(compose_config(["experiment=next_item", "also.more='weight=0.5'"]))["more"]
     assert kept.objective == config.objective
+
+
+TEXTS = ["task=question_passage", "model=encoder", "model.text.name=bert", "data.train=a.jsonl", "objective=dpr"]
+BOTH = ["task=image_text", "model=cnn", "model.text.kind=transformers", "model.text.name=bert", "objective=clip"]
+
+
+@pytest.mark.parametrize(
+    ("run", "more", "named"),
+    [
+        ([*RUN, "objective=simclr"], f"{VIEWS} model.image.frozen=true", "model.image.frozen=true"),
+        ([*RUN, "objective=simclr", "model.image.frozen=true"], f"{VIEWS} model=cnn", "model.image.frozen=false"),
+        ([*RUN, "objective=simclr"], f"{VIEWS} model.grad_checkpointing=true", "model.grad_checkpointing=true"),
+        (TEXTS, f"{VIEWS} data.items=texts model.text.pooling=cls", "model.text.pooling=cls"),
+        (TEXTS, f"{VIEWS} data.items=texts model.text.name=other", "model.text.name=other"),
+    ],
+)
+def test_keys_of_the_towers_of_the_run_are_refused(run: list[str], more: str, named: str) -> None:
+    """They change no shape, and the loss trains the towers of the run: nothing would come of them."""
+    config = compose_config([*run, "steps=3", f"also.more='{more}'"])
+    with raises(ConfigError, named):
+        refuse_lost(config, auxiliary_configs(config)["more"])
+
+
+@pytest.mark.parametrize(
+    ("run", "more"),
+    [
+        ([*RUN, "objective=simclr"], f"{VIEWS} model.head=byol model.embed_dim=16 model.image.image_size=64"),
+        ([*RUN, "objective=simclr", "model.image.image_size=32"], f"{VIEWS} model=cnn"),
+        (TEXTS, f"{VIEWS} data.items=texts model.head=simclr model.embed_dim=16 model.text.lower_case=true"),
+        (
+            [*RUN, "objective=simclr"],
+            "task=image_text model.text.kind=transformers model.text.name=bert",
+        ),
+        ([*BOTH, "data.train=a.tar"], "objective=clip model.text.name=other model.text.pooling=cls"),
+    ],
+)
+def test_a_projection_inputs_and_other_towers_are_of_the_loss(run: list[str], more: str) -> None:
+    config = compose_config([*run, "steps=3", f"also.more='{more}'"])
+    refuse_lost(config, auxiliary_configs(config)["more"])

@@ -13,8 +13,9 @@ from torch import nn
 from dyad.data.base.errors import ConfigError
 from dyad.data.config import DataConfig, ItemKind
 from dyad.train.cli.compose import compose_config
-from dyad.train.config import Head, ImageTowerConfig, ModelConfig, RunConfig, Task, TrainConfig
+from dyad.train.config import BatchNorm, Head, ImageTowerConfig, ModelConfig, RunConfig, Task, TrainConfig
 from dyad.train.config_rules import validate
+from dyad.train.towers.batch_norm import set_batch_norms
 from dyad.train.towers.build import build_model, share_towers
 from dyad.train.towers.heads import ProjectionHead, build_head, representation
 from dyad.train.towers.models import ImageModel, TwoTowerModel
@@ -103,6 +104,22 @@ def test_losses_share_neither_vectors_of_classes_nor_scores() -> None:
     share_towers(of_loss, of_run, "also.b", whole=False)
     assert of_loss.x_tower.trunk is of_run.x_tower.trunk
     assert of_loss.x_tower.projection is not of_run.x_tower.projection
+
+
+def test_a_trunk_with_other_batch_norms_is_not_that_of_the_run() -> None:
+    """model.batch_norm changes no shape. That of a head is the loss's own."""
+
+    def towers(choice: BatchNorm, projection: nn.Module) -> TwoTower:
+        tower = Tower(nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)), projection)
+        set_batch_norms(found := TwoTower(tower, tower).train(), choice)
+        return found
+
+    of_run, of_loss = towers(BatchNorm["global"], nn.Identity()), towers(BatchNorm.per_chunk, nn.Identity())
+    with raises(ConfigError, "also.b"):
+        share_towers(of_loss, of_run, "also.b")
+    with_head = towers(BatchNorm["global"], build_head(ModelConfig(head=Head.simclr, embed_dim=4), 4))
+    share_towers(with_head, of_run, "also.b")
+    assert with_head.x_tower.trunk is of_run.x_tower.trunk
 
 
 def test_a_head_needs_a_width() -> None:

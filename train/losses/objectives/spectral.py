@@ -40,6 +40,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from dyad.data.base.errors import ConfigError
 from dyad.train.losses.objectives.base import Objective, ObjectiveResult, shapes
 from dyad.train.losses.objectives.softmax import DIRECTIONS
 from dyad.train.losses.options.choices import Cov, PairSet
@@ -163,12 +164,13 @@ class SpectralAlternating(MomentObjective):
         """Return the running means of the second moments of x and of y, with this batch included, (2, D, D).
 
         batch_2DD: the moments of the batch, which are returned as they are if options.lambda_momentum is 0. moves:
-        whether to store the new means; `undo` restores the old ones. Raises ValueError if D is not options.width.
+        whether to store the new means. Raises ConfigError if options.width is not D.
         """
         if not self.options.lambda_momentum:
             return batch_2DD
         if batch_2DD.shape != self.moments_2DD.shape:
-            raise ValueError(f"objective.width={self.options.width}: the embeddings have {batch_2DD.shape[-1]}")
+            width = batch_2DD.shape[-1]
+            raise ConfigError(f"objective.width={self.options.width}: the embeddings have {width}. Set that")
         old_share = self.options.lambda_momentum * self.seen.to(batch_2DD.dtype)
         mean_2DD = batch_2DD + old_share * (self.moments_2DD.to(batch_2DD.dtype) - batch_2DD)
         self._before = (self.moments_2DD, self.seen)

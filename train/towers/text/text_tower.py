@@ -299,14 +299,16 @@ def _limit(config: ModelConfig, encoder: Any, tokenizer: Any) -> int:
     """Return the most tokens of a text that the tower takes.
 
     The limit is model.text.context_length, else the number of position embeddings, else the tokenizer's limit, else
-    LONGEST; numbers of 2²⁰ or more count as no limit. Raises ConfigError for a context_length above the number of
-    position embeddings.
+    512. Raises ConfigError for a context_length above the number of position embeddings, or without room for a token
+    beside the special ones.
     """
     positions = positions_of(encoder)
     own = next((n for n in (positions, tokenizer.model_max_length) if n and n < 1 << 20), LONGEST)
     wanted = config.text.context_length or own
     if positions is not None and wanted > positions:
         raise ConfigError(f"model.text.context_length={wanted}: this model has {positions} positions")
+    if wanted < (least := tokenizer.num_special_tokens_to_add() + 1):
+        raise ConfigError(f"model.text.context_length={wanted}: this model takes {least} tokens or more")
     return wanted
 
 

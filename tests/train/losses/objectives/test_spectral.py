@@ -377,7 +377,7 @@ def test_refusals() -> None:
         build_objective("spectral_alternating", lambda_momentum=1.0, width=D)
     with raises(ConfigError, "penalty=-1.0"):
         build_objective("pca_penalty", penalty=-1.0)
-    with raises(ValueError, "width=3"):
+    with raises(ConfigError, "width=3"):
         build("spectral_alternating", lambda_momentum=0.5, width=3)(x, y)
     with raises(ValueError, "y_target"):
         build("spectral_alternating")(x, y, y_target=y[:6])

@@ -121,6 +121,8 @@ def test_the_longest_text_is_the_models_own(tmp_path: Path) -> None:
     )
     config = with_text(transformers_tower(folder, context_length=600))
     refused(config, "model.text.context_length=600", "512 positions")
+    for length in (1, 2):  # [CLS] and [SEP] alone
+        refused(with_text(transformers_tower(folder, context_length=length)), f"model.text.context_length={length}", 3)
 
 
 def test_weights_in_a_pickle_are_answered_with_their_conversion(tmp_path: Path) -> None:
