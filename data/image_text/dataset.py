@@ -279,8 +279,9 @@ class ImageText:
 def text_key(sample: ShardSample, text: str, config: DataConfig) -> int:
     """Return the content key (64-bit hash) of the caption `text`. If data.text_key is set, return instead the hash of
     the sample's json field of this name, so that captions with the same value there share a key."""
-    meaning = text if config.text_key is None else str(sample.field(config.text_key))
-    return content_key(meaning.encode())
+    if config.text_key is not None:
+        text = str(sample.field(config.text_key, " data.text_key=null takes the text itself."))
+    return content_key(text.encode())
 
 
 def caption_draws(sample: ShardSample, config: DataConfig) -> Iterator[tuple[int, float, str]]:
