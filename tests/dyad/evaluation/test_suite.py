@@ -273,6 +273,12 @@ def test_null_unsets_what_the_run_has_and_may_lack() -> None:
     assert (untyped.text_key, untyped.val, untyped.relevance) == ("concept", "x.tar", "score")
 
 
+def test_the_events_of_data_val_of_a_run_precede_those_of_another_val() -> None:
+    config = compose_config(["task=sequence", "data.items=ids", "objective=dpr", "data.val=a.csv"])
+    found = with_eval_options(config, EvalCommand(val="b.csv")).data
+    assert (found.val, found.sequence.earlier) == ("b.csv", "a.csv")
+
+
 def test_a_folder_of_runs_is_answered_with_the_runs_in_it(run: Path) -> None:
     with raises(ConfigError, run.name):
         find_run(str(run.parent))
