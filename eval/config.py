@@ -5,7 +5,7 @@ from enum import StrEnum
 
 from omegaconf import MISSING
 
-from dyad.data.base.command_line import run_option
+from dyad.data.base.command_line import RunOptions, run_option
 from dyad.data.config import AnswerMatch, CaptionPer, DataConfig, MiningConfig, PassageConfig, described
 from dyad.train.eval_config import EmbeddingType, EvalConfig, ProbeFeatures, Seen, Truth, check_search
 
@@ -14,7 +14,7 @@ Baseline = StrEnum("Baseline", ["bm25", "untrained", "fusion", "popularity", "su
 
 
 @dataclass
-class EvalCommand:
+class EvalCommand(RunOptions):
     """Options of the command `python -m eval`: which model to evaluate, on which data, and how."""
 
     run: str | None = described(None, "a run folder (its newest checkpoint), RUN@best or one checkpoint folder; or:")
@@ -47,7 +47,7 @@ class EvalCommand:
     index: str | None = run_option(EvalConfig, "index")
     depth: int | None = run_option(EvalConfig, "depth")
     answers: AnswerMatch | None = run_option(EvalConfig, "answers")
-    embeddings: str | None = described(None, "folder that keeps the embeddings of passages; null: the run's")
+    embeddings: str | None = run_option(EvalConfig, "embeddings")
     embedding_type: EmbeddingType | None = run_option(EvalConfig, "embedding_type")
     probe_features: ProbeFeatures | None = run_option(EvalConfig, "probe_features")
     probe_k: int | None = run_option(EvalConfig, "probe_k")
@@ -75,13 +75,11 @@ class ScoreCommand:
 
 
 @dataclass
-class MineCommand:
+class MineCommand(RunOptions):
     """Options of the command `python -m eval.mine`, which finds hard negatives with the model of a run."""
 
     run: str = described(MISSING, "a run folder (its newest checkpoint), RUN@best or one checkpoint folder")
-    corpus: str | None = described(
-        None, "questions: passages by id, .jsonl, .tsv, BEIR folder; null: the run's, or those in the rows of queries"
-    )
+    corpus: str | None = run_option(PassageConfig, "corpus")
     columns: list[str] | None = run_option(DataConfig, "columns")
     queries: str | None = described(
         None, "questions with what is right for them, or images with captions, as data.train; null: the run's"

@@ -34,6 +34,13 @@ EXPECTED = {  # message of OmegaConf about a value → what the value must be
 T = TypeVar("T")
 
 
+class RunOptions:
+    """Base of a dataclass of options that replace those of a run. nulls: the names of the options that were typed as
+    null. Any other option that is None was not typed."""
+
+    nulls = frozenset[str]()
+
+
 def command_options(
     schema: type[T], command: str, purpose: str, examples: Mapping[str, str], notes: Callable[[], str] = str
 ) -> T:
@@ -81,6 +88,8 @@ def parse_options(schema: type[T], arguments: Iterable[str], command: str) -> T:
         raise ConfigError(f"{min(missing)}= is missing. See: {command} --help")
     found = cast(T, OmegaConf.to_object(options))
     check_limits(found)
+    if isinstance(found, RunOptions):
+        found.nulls = frozenset(name for name in given if options[name] is None)
     return found
 
 
@@ -122,13 +131,14 @@ def _mismatch(message: str) -> str:
     return message.splitlines()[0]
 
 
-def overridden(config: T, command: Any) -> T:
-    """Return a copy of `config` (a dataclass) that takes over the options of a command. command: a dataclass with these
-    options. A field of `config` gets the value of the field of the same name in `command`; it keeps its own value if
-    `command` has no such field or has None there."""
-    names = {option.name for option in fields(cast(Any, config))}
-    given = {name: value for name, value in vars(command).items() if name in names and value is not None}
-    return replace(cast(Any, config), **given)
+def overridden(config: T, command: RunOptions) -> T:
+    """Return a copy of `config` (a dataclass) that takes over the options of a command. A field of `config` gets the
+    value of the option of the same name. It keeps its own value if there is no such option or if the option is None.
+    An option that was typed as null sets a field whose default is None to None."""
+    defaults = {option.name: option.default for option in fields(cast(Any, config))}
+    unset = {name: None for name in command.nulls if defaults.get(name, MISSING) is None}
+    given = {name: value for name, value in vars(command).items() if name in defaults and value is not None}
+    return replace(cast(Any, config), **unset, **given)
 
 
 def config_option(config: type, name: str) -> Any:
@@ -143,9 +153,8 @@ def config_option(config: type, name: str) -> Any:
 def run_option(config: type, name: str) -> Any:
     """Return a dataclass field for an option of a command that reads a run folder. Its help line is that of the key
     `name` of `config`, a section of the configuration (a dataclass). Its default is None, which keeps the value from
-    the run's own configuration."""
-    known = config_option(config, name).metadata
-    return field(default=None, metadata={**known, "help": f"{known['help']}; null: the run's"})
+    the run's own configuration (`overridden`)."""
+    return field(default=None, metadata={**config_option(config, name).metadata, "default": "(the run's)"})
 
 
 # Help ---------------------------------------------------------------------------------------------------------------
@@ -177,6 +186,8 @@ def key_table(schema: Any) -> list[str]:
 def _default(option: Field[Any]) -> str:
     """Convert the default of a dataclass field to its text on the command line; "(needed)" if it has no default."""
     default = option.default
+    if shown := option.metadata.get("default"):
+        return shown
     if callable(option.default_factory):
         return "[]"
     if default == MISSING:

@@ -90,12 +90,12 @@ class ShardSample:
             raise SampleError(f"{self.where}: its caption in '{name}' has half a surrogate pair: it is no Unicode.")
         return captions
 
-    def field(self, name: str) -> Any:
-        """Return the value of the field `name` in a sample's json member. Raises SampleError when there is no such
-        field."""
+    def field(self, name: str, hint: str = "") -> Any:
+        """Return the value of the field `name` in a sample's json member. Raises SampleError, with `hint` at its end,
+        when there is no such field."""
         if name not in self.fields:
             there = f"the json member has {', '.join(self.fields)}" if self.fields else self._members
-            raise SampleError(f"{self.where} has no field '{name}'; {there}.{nearest(name, self.fields)}")
+            raise SampleError(f"{self.where} has no field '{name}'; {there}.{nearest(name, self.fields)}{hint}")
         return self.fields[name]
 
     def named(self, name: str) -> str | None:

@@ -91,7 +91,7 @@ def with_eval_options(config: "TrainConfig", command: EvalCommand) -> "TrainConf
     evaluation = overridden(config.eval, command)
     data = replace(data, passage=overridden(data.passage, command))
     if data.sequence.earlier is None:  # events of the run's data.val precede those of a new val
-        data = replace(data, sequence=replace(data.sequence, earlier=data.val))
+        data = replace(data, sequence=replace(data.sequence, earlier=config.data.val))
     if command.suite is not None or command.val is not None:  # these replace all data sets of the run
         data, evaluation = replace(data, val=command.val), replace(evaluation, suite=command.suite or [])
     if not evaluation.suite and data.val is None:

@@ -47,7 +47,7 @@ EXAMPLES = {
 NOTES = """\
 out gets mined.jsonl, a line {"query_id", "negatives", "scores"} for each query; mined.json, which says
 how many were left out and why; and embeddings/, so that the same command goes on wherever it was stopped, or mines
-again by other rules without encoding; delete it when you are done. null: as the run has it.
+again by other rules without encoding; delete it when you are done.
 Questions: negatives are ids of passages. Without a corpus, all passages in the rows of questions are searched, and out
 gets them as corpus.jsonl.
 Images: negatives are texts; query_id is the content key of the image, and equal images are one. All captions

@@ -79,9 +79,11 @@ def main() -> None:
 def score(command: ScoreCommand, encoder: Encoder, rows: AnswerLists) -> None:
     """Score the candidate prompts of each row, and write the scored rows to command.out, continuing a file that an
     earlier call has begun. encoder: runs the language model. rows: questions with their answers. Raises ConfigError if
-    the file was begun with other options."""
+    the file was begun with other options, and for a single row."""
     from dyad.data.question_passage.prompts import rows_as_prompts
 
+    if len(rows.prompts) < 2:
+        raise ConfigError(f"rows={command.rows}: has one row, and its candidates are other rows. Give two rows or more")
     out = Path(command.out).expanduser()
     part, about = out.with_name(f"{out.name}.part"), out.with_name(f"{out.name}.json")
     done = _finished(part, about, asdict(command))

@@ -33,6 +33,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from itertools import chain, count
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -110,13 +111,12 @@ def _entries(config: TrainConfig) -> Iterator[SuiteEntry]:
 
 
 def _name(target: str, taken: Sequence[str]) -> str:
-    """Return a name for a suite entry: the last part of its path, without suffix. If `taken` has that name, add a
-    number.
+    """Return a name for a suite entry: the last part of its path, without suffix. If `taken` has that name, add the
+    first number from 2 on that makes it new.
     """
     last = re.sub(r"\.(tar|jsonl?|[ct]sv|parquet|arrow)(@.*)?$|@test$", "", Path(target).name)
     stem = re.sub(r"[^\w.-]+", "_", last).strip("_") or "set"
-    same = sum(re.fullmatch(re.escape(stem) + r"(-\d+)?", t) is not None for t in taken)
-    return f"{stem}-{same + 1}" if same else stem
+    return next(name for name in chain([stem], (f"{stem}-{n}" for n in count(2))) if name not in taken)
 
 
 # Task → the kind of its data.val

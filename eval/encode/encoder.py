@@ -7,8 +7,8 @@ every process encodes one block: process r gets the blocks r, r + W, r + 2W, …
 tower calls (a surplus call repeats the last block), and after each round all processes have the embeddings of this
 round. So a tower gets the same blocks for every W, every item counts once, and the device holds W blocks at a time.
 
-The last bits of an embedding depend on the other rows of its block. Equal items, which may be in different blocks, must
-have equal scores; so they all get the embedding of the first of them (see `tied`).
+The last bits of an embedding depend on the other rows of its block. Equal items, which may be in different blocks, all
+get the embedding of the first of them (see `tied`), so that their scores differ by the rounding of one product at most.
 """
 
 from __future__ import annotations

@@ -39,7 +39,8 @@ def score_histogram(
         "wrong": _pair_scores(queries_kD, items_mD, others),
         "best_wrong": best_wrong[np.isfinite(best_wrong)],
     }
-    everything = np.concatenate(list(scores.values()))
+    # float64: NumPy makes no 40 bins between float32 scores that differ by a few of their smallest steps
+    everything = np.concatenate(list(scores.values()), dtype=np.float64)
     edges = np.histogram_bin_edges(everything, BINS) if len(everything) else np.linspace(0, 1, BINS + 1)
     return {"edges": edges.tolist(), **{name: np.histogram(s, edges)[0].tolist() for name, s in scores.items()}}
 

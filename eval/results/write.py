@@ -87,10 +87,12 @@ def saved_results(run: Path) -> list[dict[str, Any]]:
 def result_files(run: Path) -> list[str]:
     """Return the sorted paths of the result files, such as eval/val.json, relative to the run folder `run`.
 
-    JSON files for other tools are left out. Returns [] if eval/ is missing or a link out of the run folder.
+    JSON files for other tools, such as val.beir.json beside val.json, are left out. Returns [] if eval/ is missing or a
+    link out of the run folder.
     """
     files = sorted((run / "eval").glob("*.json")) if leads_inside(run / "eval", run) else []
-    return [f"eval/{file.name}" for file in files if not file.stem.endswith(OTHER_TOOLS)]
+    of_tools = {f"{file.stem}{end}" for file in files for end in OTHER_TOOLS}
+    return [f"eval/{file.name}" for file in files if file.stem not in of_tools]
 
 
 def _print_error(line: str) -> None:

@@ -10,7 +10,9 @@ depend on their number.
 
 Ties: of rows with equal scores the lower row index comes first, also if not all of these rows fit into the k best. So
 an exact search returns the first k rows of a stable sort by float32 score. An approximate index finds any of the rows
-with equal scores, and the rows that it finds are put into this order.
+with equal scores, and the rows that it finds are put into this order. The last bits of a score depend on the place of
+the row in a matrix product and on the number of threads. So the scores of equal rows may differ in these bits, and then
+the rows are in the order of these scores.
 
 Scores are float32 inner products of float32 vectors, because with bf16 two of a hundred found rows change. On a CPU,
 FAISS does the search. On a GPU, and where FAISS is not installed, torch does the exact search. An approximate index is

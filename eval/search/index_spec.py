@@ -9,7 +9,8 @@ An option is a name of FAISS's ParameterSpace. Scores are inner products.
 
 A specification may come with a saved index of a stranger. FAISS crashes the interpreter for some texts, such as many
 brackets, and allocates memory as the numbers in a text say. So a text must match FACTORY, a part of FAISS's grammar
-without nested brackets, and its numbers must not exceed LIMITS.
+without nested brackets, and its numbers must not exceed LIMITS. FACTORY has only what FAISS can copy and fill in
+parts: not NSG, L2norm and ITQ.
 """
 
 import re
@@ -24,13 +25,13 @@ from dyad.data.base.errors import ConfigError
 EXACT = "Flat"
 CODE = r"Flat|PQ\d+(?:x\d+)?(?:fs)?(?:np)?|SQ(?:4|6|8|fp16|bf16)"
 FACTORY = re.compile(
-    rf"""(?:(?:PCAR?|PCAWR?|RR)\d+,|OPQ\d+(?:_\d+)?,|ITQ\d*,|L2norm,){{0,2}}  # turns vectors or shortens them
-    (?:IVF\d+(?:_HNSW\d+)?,(?:{CODE})|HNSW\d+(?:,Flat|_PQ\d+|,SQ8|_SQ8)?|NSG\d+(?:,Flat)?|{CODE})
+    rf"""(?:(?:PCAR?|PCAWR?|RR)\d+,|OPQ\d+(?:_\d+)?,){{0,2}}  # turns vectors or shortens them
+    (?:IVF\d+(?:_HNSW\d+)?,(?:{CODE})|HNSW\d+(?:,Flat|_PQ\d+|,SQ8|_SQ8)?|{CODE})
     (?:,RFlat|,Refine\((?:Flat|SQ8|SQfp16)\))?""",
     re.VERBOSE | re.ASCII,
 )
 # Name in a specification → the largest number after it; "x": bits of a code, 12 are 4,096 vectors in a codebook
-LIMITS = {"IVF": 1 << 20, "HNSW": 512, "NSG": 512, "x": 12}
+LIMITS = {"IVF": 1 << 20, "HNSW": 512, "x": 12}
 LARGEST = 1 << 12  # the largest of all other numbers, such as a width or the bytes of a vector
 LONGEST = 200  # the most characters of a specification
 OPTIONS = {  # search option → its largest value

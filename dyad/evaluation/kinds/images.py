@@ -52,7 +52,10 @@ def _retrieval(entry: SuiteEntry, shards: Shards, inputs: Inputs) -> Evaluator:
     from dyad.eval.tasks.image_text_retrieval import Retrieval
 
     model = cast("ImageTextModel", inputs.model)
-    data, options = retrieval_set(shards, model.image, model.tokenize, inputs.config.data), inputs.config.eval
+    config, options = inputs.config.data, inputs.config.eval
+    if options.truth is Truth.pairs:  # the meaning of a text does not matter
+        config = replace(config, text_key=None)
+    data = retrieval_set(shards, model.image, model.tokenize, config)
     return Retrieval(entry.name, entry.spec, data, options.truth, tuple(options.recall_k), options.index)
 
 
@@ -75,7 +78,7 @@ def _zero_shot(entry: SuiteEntry, shards: Shards, inputs: Inputs) -> Evaluator:
 
 def _wds(entry: SuiteEntry, shards: Shards, inputs: Inputs) -> Evaluator:
     folder, config = read_wds(entry.path), inputs.config
-    keys = {"image_key": IMAGES, "captions": ["txt"], "caption_weights": None, "text_key": None}
+    keys = {"image_key": IMAGES, "captions": ["txt"], "caption_weights": None}
     keys["caption_per"] = CaptionPer.line
     own = replace(config, data=replace(config.data, **keys), eval=replace(config.eval, truth=Truth.pairs))
     inputs = replace(inputs, config=own)

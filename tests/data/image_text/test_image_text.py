@@ -187,7 +187,7 @@ CANNOT_BE_USED = {
     "not UTF-8": ({"png": image(), "txt": b"\xff\xfe"}, {}, ""),
     "broken json": ({"png": image(), "json": "{"}, {"captions": ["a"]}, ""),
     "a json list": ({"png": image(), "json": "[1]"}, {"captions": ["a"]}, ""),
-    "no text key": ({"png": image(), "txt": "t"}, {"text_key": "id"}, "'id'"),
+    "no text key": ({"png": image(), "txt": "t"}, {"text_key": "id"}, "data.text_key=null"),
 }
 
 

@@ -159,11 +159,13 @@ def test_the_model_before_training_stands_beside_the_trained_one(
         assert difference["interval"][0] <= difference["value"] <= difference["interval"][1]
 
 
-def test_a_folder_and_its_test_split_have_one_name() -> None:
+def test_a_folder_and_its_test_split_have_one_name_and_no_two_entries_have() -> None:
     for suite, names in (
         (["beir:a/topics"], ["topics"]),
         (["beir:a/topics@test"], ["topics"]),
         (["beir:a/topics@dev", "beir:a/topics@test"], ["topics_dev", "topics"]),
+        (["beir:a/trec-2", "beir:b/trec", "beir:c/trec", "beir:d/trec"], ["trec-2", "trec", "trec-3", "trec-4"]),
+        (["beir:a/x", "beir:b/x-3", "beir:c/x", "beir:d/x"], ["x", "x-3", "x-2", "x-4"]),
     ):
         config = TrainConfig(Task.question_passage, data=DataConfig(), eval=EvalConfig(suite=suite))
         assert [entry.name for entry in _entries(config)] == [f"eval/{name}" for name in names]

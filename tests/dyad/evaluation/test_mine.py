@@ -13,6 +13,11 @@ from helpers.cli import Commands
 from helpers.mining import read_lines
 from helpers.tiny_runs import SHARD, VAL, refused, tiny_arguments
 
+from dyad.data.base.command_line import parse_options
+from dyad.eval.config import MineCommand
+from dyad.evaluation.mine import with_mine_options
+from dyad.train.cli.compose import compose_config
+
 RULES = {"first_rank": 3, "last_rank": 40, "keep": 4, "margin": -0.05}
 COMMAND = [f"{key}={value}" for key, value in RULES.items()]
 
@@ -113,6 +118,15 @@ def test_images_for_captions_and_the_printed_command(commands: Commands, run: Pa
 def test_other_images_and_their_captions(commands: Commands, run: Path, tmp_path: Path) -> None:
     ended = commands.run("eval.mine", f"run={run}", f"queries={VAL}", f"out={tmp_path / 'new'}", "first_rank=1")
     assert ended.code == 0 and f"data.train={VAL}" in ended.out, ended.out
+
+
+def test_null_unsets_the_rules_and_the_corpus_of_a_run() -> None:
+    had = ["data.negatives.mining.margin=1", "data.negatives.mining.max_score=9", "data.negatives.mining.keep=3"]
+    config = compose_config(["experiment=topics", "data.passage.corpus=c.jsonl", *had])
+    typed = ["run=x", "margin=null", "corpus=null", "keep=null"]
+    data = with_mine_options(config, parse_options(MineCommand, typed, "python -m eval.mine")).data
+    rules = data.negatives.mining
+    assert (rules.margin, rules.max_score, rules.keep, data.passage.corpus) == (None, 9, 3, None)
 
 
 def test_options_of_questions_are_refused(commands: Commands, run: Path, tmp_path: Path) -> None:

@@ -76,3 +76,8 @@ def test_wrong_options_are_refused(folder: Path, monkeypatch: pytest.MonkeyPatch
         scored(folder, monkeypatch, template="x")
     with raises(ConfigError, "missing.jsonl"):
         scored(folder, monkeypatch, rows=folder / "missing.jsonl")
+    one = folder / "one.jsonl"
+    one.write_text((folder / "rows.jsonl").read_text().splitlines()[0])
+    with raises(ConfigError, f"rows={one}"):
+        scored(folder, monkeypatch, rows=one)
+    assert not list(folder.glob("scored*"))

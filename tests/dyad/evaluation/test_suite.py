@@ -14,7 +14,7 @@ from helpers.runs import EMOJI, distinct_emoji, make_run, save_checkpoint, write
 from helpers.shards import image
 
 from dyad.data.base.command_line import help_text, parse_options
-from dyad.data.base.errors import ConfigError, DataError, HardwareError
+from dyad.data.base.errors import ConfigError, DataError, HardwareError, SampleError
 from dyad.data.image_text.decode import decode
 from dyad.eval.config import EvalCommand
 from dyad.eval.results.write import write
@@ -263,6 +263,22 @@ def test_options_are_refused_where_the_run_does_not_read_them() -> None:
         with_eval_options(compose_config([]), EvalCommand(suite=["x:y"], depth=200, corpus="x"))
 
 
+def test_null_unsets_what_the_run_has_and_may_lack() -> None:
+    config = compose_config(["data.text_key=concept", "data.relevance=score", "data.val=x.tar", "eval.suite=[wds:x]"])
+    typed = ["run=x", "text_key=null", "val=null", "truth=null"]
+    found = with_eval_options(config, parse_options(EvalCommand, typed, "python -m eval"))
+    assert (found.data.text_key, found.data.val, found.data.relevance) == (None, None, "score")
+    assert (found.eval.suite, found.eval.truth) == (["wds:x"], Truth.keys)
+    untyped = with_eval_options(config, EvalCommand()).data
+    assert (untyped.text_key, untyped.val, untyped.relevance) == ("concept", "x.tar", "score")
+
+
+def test_the_events_of_data_val_of_a_run_precede_those_of_another_val() -> None:
+    config = compose_config(["task=sequence", "data.items=ids", "objective=dpr", "data.val=a.csv"])
+    found = with_eval_options(config, EvalCommand(val="b.csv")).data
+    assert (found.val, found.sequence.earlier) == ("b.csv", "a.csv")
+
+
 def test_a_folder_of_runs_is_answered_with_the_runs_in_it(run: Path) -> None:
     with raises(ConfigError, run.name):
         find_run(str(run.parent))
@@ -341,10 +357,13 @@ def test_a_table_with_columns_of_its_own_is_evaluated(tmp_path: Path, monkeypatc
     (tmp_path / "t.csv").write_text(f"file,description\n{rows}")
     for i in range(4):
         (tmp_path / f"{i}.png").write_bytes(image(i))
-    run = make_run(tmp_path, "data.text_key=null")
-    words = [f"run={run}", f"val={tmp_path / 't.csv'}", f"out={tmp_path / 'out'}", "examples=0"]
-    evaluate(monkeypatch, *words, "columns=[file,description]", "captions=[txt]")
-    assert json.loads((tmp_path / "out" / "val.json").read_text())["metrics"]["num_images"] == 4
+    run = make_run(tmp_path)  # data.text_key=concept
+    words = [f"run={run}", f"val={tmp_path / 't.csv'}", "examples=0", "columns=[file,description]", "captions=[txt]"]
+    with raises(SampleError, "'concept'", "data.text_key=null"):
+        evaluate(monkeypatch, *words)
+    for word in ("text_key=null", "truth=pairs"):
+        evaluate(monkeypatch, *words, word, f"out={tmp_path / word}")
+        assert json.loads((tmp_path / word / "val.json").read_text())["metrics"]["num_images"] == 4
 
 
 @pytest.mark.parametrize(("name", "value"), [("block", 0), ("examples", -1)])

@@ -203,10 +203,10 @@ def test_judgements_come_back(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_written_leaves_nothing(tmp_path: Path) -> None:
-    for name in ("a b", "", "\ud800", "a\n"):
-        with raises(DataError):
+    for name in ("a b", "", "\ud800", "a\n", "a\u00a0b", "a\u2003b", "a\x85b", "a\x1cb"):
+        with raises(DataError, repr(name)):
             write_run(tmp_path / "run", {"q": {name: 1.0}}, "t")
-        with raises(DataError):
+        with raises(DataError, repr(name)):
             write_qrels(tmp_path / "qrels", {name: {"d": 1}})
     assert list(tmp_path.iterdir()) == []
 

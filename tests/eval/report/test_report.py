@@ -292,8 +292,10 @@ def test_numbers_that_are_none_leave_gaps(tmp_path: Path) -> None:
     lines[3]["train/loss"] = None
     lines[4]["train/grad_norm"] = math.nan
     lines[5]["train/mi_bound"] = math.inf
-    torn = {**retrieval(), "metrics": {**retrieval()["metrics"], "image_to_text_R@1": None}, "chance": None}
-    run = write_run(tmp_path / "run", lines=lines, results=[torn])
+    torn = {**retrieval(), "metrics": {**retrieval()["metrics"], "image_to_text_R@1": None}}
+    ahead = {"metrics": {"image_to_text_R@5": 0.1}, "difference": {"image_to_text_R@5": {"value": 0.5}}}
+    results = [{**torn, "chance": None}, {**torn, "dataset": "b", "baselines": {"untrained": ahead}}]
+    run = write_run(tmp_path / "run", lines=lines, results=results)
     with (run / "metrics.jsonl").open("a") as file:
         file.write('{"step": 210, "train/lo\n[1]\n{"no": "step"}\n')
     page = seen(write_report(run))

@@ -105,6 +105,17 @@ def test_pairs_known_to_be_right_are_never_counted_as_wrong() -> None:
     assert len(score_histogram(queries, items, [np.empty(0, int)] * 20, np.full(20, -np.inf))["edges"]) == BINS + 1
 
 
+@pytest.mark.parametrize("apart", [0, 1, 7, 50])
+def test_a_collapsed_model_has_a_histogram(apart: int) -> None:
+    """Scores between 0.7 and the float32 that is `apart` of the smallest steps above it."""
+    step = np.spacing(np.float32(0.7))
+    items = np.float32(0.7) + step * np.arange(apart + 1, dtype=np.float32)[:, None]
+    found = score_histogram(np.ones((20, 1), np.float32), items, [np.array([0])] * 20, np.full(20, items.max()))
+    assert (np.diff(found["edges"]) > 0).all() and len(found["edges"]) == BINS + 1
+    assert sum(found["right"]) == sum(found["best_wrong"]) == 20
+    assert not apart or (found["right"][0], found["best_wrong"][-1]) == (20, 20)
+
+
 def test_positions_are_spread_evenly() -> None:
     assert spread(10, 3).tolist() == [0, 4, 9] and spread(3, 10).tolist() == [0, 1, 2] and spread(0).tolist() == []
     assert len(np.unique(spread(100_000))) == 2000

@@ -9,7 +9,7 @@ from helpers.report import passages
 
 from dyad.data.base.errors import DataError
 from dyad.eval.results.panels import scored
-from dyad.eval.results.write import print_tables, saved_results, write
+from dyad.eval.results.write import print_tables, result_files, saved_results, write
 
 WAYS = ("image_to_text", "text_to_image")
 NAME = "a_name_of_a_data_set_that_is_much_longer_than_all_others"
@@ -97,11 +97,14 @@ def test_what_an_index_found_is_named_with_its_agreement(capsys: pytest.CaptureF
 def test_results_are_read_back_and_files_of_others_are_passed_over(tmp_path: Path, capsys) -> None:
     result = retrieval("val", (1,), True)
     folder = tmp_path / "eval"
+    named = {**result, "dataset": "nq.dpr"}  # not a file for other tools
+    assert write(folder, named, {".dpr.json": lambda p: p.touch()})[0] == folder / "nq.dpr.json"
     assert write(folder, result, {}) == [folder / "val.json"]
     for name, text in {"a.json": "{", "b.json": "[]", "c.json": '{"task": "other"}', "val.beir.json": "{}"}.items():
         (folder / name).write_text(text)
     (folder / "val.pictures").mkdir()
-    assert saved_results(tmp_path) == [result] and saved_results(tmp_path / "none") == []
+    assert {"eval/val.beir.json", "eval/nq.dpr.dpr.json"}.isdisjoint(result_files(tmp_path))
+    assert saved_results(tmp_path) == [named, result] and saved_results(tmp_path / "none") == []
     print_tables(saved_results(tmp_path))
     assert "image → text" in capsys.readouterr().out
 

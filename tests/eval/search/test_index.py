@@ -204,6 +204,9 @@ def test_a_gpu_finds_the_same() -> None:
         "IVF0,Flat",
         "IVF16,PQ11",
         "LSH",
+        "NSG32",
+        "L2norm,Flat",
+        "ITQ64,Flat",
     ],
 )
 def test_a_bad_spec_is_refused_with_examples(spec: str) -> None:
