@@ -36,10 +36,8 @@ def describe_inputs(config: TrainConfig, model: TwoTowerModel) -> Iterator[str]:
     if not isinstance(model, ImageModel) or own.image.kind not in {*ImageTower} - {ImageTower.cnn}:
         return
     named = {"name": own.image.name or own.name, "pretrained": own.image.pretrained or own.pretrained}
-    image, words = (
-        image_spec(model.image, config.data),
-        " ".join(f"model.{key}={value}" for key, value in named.items() if value),
-    )
+    words = " ".join(f"model.{key}={value}" for key, value in named.items() if value)
+    image = image_spec(model.image, config.data)
     mean, std = (", ".join(f"{number:.4g}" for number in numbers) for numbers in (image.mean, image.std))
     parts = [f"images of {image.size} pixels, {image.interpolation}, {image.resize}, ({mean}) ± ({std})"]
     if isinstance(model, ImageTextModel) and (length := getattr(model.tokenize, "context_length", None)):
