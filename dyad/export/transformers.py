@@ -72,7 +72,8 @@ def snippet(folder: Path, source: ExportSource) -> str:
     biased = source.calibration is not None and source.calibration.logit_bias is not None
     trunk = cast(Any, model.towers.x_tower).trunk
     values = {"length": model.tokenize([""]).shape[1], "biased": biased, "options": trunk.options}
-    return render("transformers.md.j2", folder, source, **values)
+    crops = model.image.resize == ResizeMode.shortest
+    return render("transformers.md.j2", folder, source, crops=crops, **values)
 
 
 def _checked(source: ExportSource) -> tuple[ImageTextModel, str]:
