@@ -1,6 +1,7 @@
 """Check the arguments of the Python API (dyad/model.py) and convert them to lists and arrays, before other code uses
 them."""
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from os import PathLike
@@ -34,9 +35,21 @@ def texts_of(given: Any, what: str = "texts") -> list[str]:
 
 
 def passages_of(given: Any) -> list[Passage]:
-    """Return passages as a list of Passage; a single str or mapping becomes a list of one. See PassageLike for the
-    forms of a passage. Raises ConfigError for an empty list, and for an element of another form."""
-    return [_passage(each) for each in ([given] if isinstance(given, str | Mapping) else listed(given, "passages"))]
+    """Return passages as a list of Passage; a single passage becomes a list of one, also a pair (title, text). See
+    PassageLike for the forms of a passage. Raises ConfigError for an empty list, and for an element of another form."""
+    return [_passage(each) for each in _passages(given)]
+
+
+def stored_passages(given: Any) -> list[Any]:
+    """Return passages as a list for an Index: as they are given, but each mapping as a dict. Raises ConfigError for an
+    empty list, and for a passage that a JSON file cannot hold."""
+    passages = [dict(each) if isinstance(each, Mapping) else each for each in _passages(given)]
+    for i, passage in enumerate(passages):
+        try:
+            json.dumps(passage)
+        except (TypeError, ValueError) as error:
+            raise ConfigError(f"passages: number {i} cannot be stored in an index as JSON: {error}") from error
+    return passages
 
 
 def images_of(given: Any) -> list[Any]:
@@ -73,20 +86,29 @@ def queries_of(given: Any) -> tuple[list[Any], bool]:
     return queries, all(texts)
 
 
-def count_of(k: Any) -> int:
-    """Return `k`, the number of results of a search. Raises ConfigError unless it is a whole number of at least 1."""
+def count_of(k: Any, name: str = "k") -> int:
+    """Return `k`, a number of things. name: the name of the argument in error messages. Raises ConfigError unless it is
+    a whole number of at least 1."""
     if isinstance(k, bool) or not isinstance(k, int | np.integer) or k < 1:
-        raise ConfigError(f"k={k!r:.50} must be a whole number of at least 1")
+        raise ConfigError(f"{name}={k!r:.50} must be a whole number of at least 1")
     return int(k)
 
 
+def check_steps(steps: Any) -> None:
+    """Raise ConfigError unless `steps` is a range of steps that follow each other, from step 0 or a later one."""
+    if not isinstance(steps, range) or steps.step != 1 or steps.start < 0:
+        raise ConfigError(f"steps={steps!r:.50} must be a range without gaps from 0 or more on, as range(100, 200)")
+
+
 def embeddings_of(given: Any, name: str) -> np.ndarray:
-    """Return embeddings as an array (n, D); a single embedding (D,) becomes (1, D). name: the name of the argument in
-    error messages. Raises ConfigError unless `given` is a numeric array or tensor of 1 or 2 dimensions."""
+    """Return embeddings as an array (n, D) of float32, or of float64 if `given` needs it; a single embedding (D,)
+    becomes (1, D). name: the name of the argument in error messages. Raises ConfigError unless `given` is a numeric
+    array or tensor of 1 or 2 dimensions."""
     rows = given.numpy(force=True) if isinstance(given, Tensor) else given
     if not isinstance(rows, np.ndarray) or rows.ndim not in (1, 2) or rows.dtype.kind not in "fiu":
         raise ConfigError(f"{name} must be embeddings, an array (n, D) of numbers, not {_type(given)}")
-    return np.atleast_2d(rows)
+    # products of float16 overflow, those of int8 wrap around
+    return np.atleast_2d(rows).astype(np.promote_types(rows.dtype, np.float32), copy=False)
 
 
 def image_files(folder: Path) -> list[Path]:
@@ -97,6 +119,11 @@ def image_files(folder: Path) -> list[Path]:
     """
     found = (path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES)
     return sorted(path for path in found if file_inside(folder, path.relative_to(folder)))
+
+
+def _passages(given: Any) -> list[Any]:
+    is_pair = isinstance(given, tuple) and len(given) == 2 and all(isinstance(text, str) for text in given)
+    return [given] if is_pair or isinstance(given, str | Mapping) else listed(given, "passages")
 
 
 def _passage(given: Any) -> Passage:

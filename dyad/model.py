@@ -8,6 +8,7 @@ are numpy arrays, float32 (n, D), with L2 norm 1 if the model compares by cosine
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -95,18 +96,19 @@ class Index:
 
     def save(self, folder: str | PathLike[str]) -> None:
         """Write the index into the new folder `folder`, as embeddings.npy and items.json, without pickle. Raises
-        HardwareError if the folder exists and is not empty, or cannot be written.
+        ConfigError if the folder exists and is not empty, HardwareError if it cannot be written.
         """
-        save_index(Path(folder).absolute(), self.items, self.embeddings, self.model, self.spec)
+        save_index(Path(os.path.expanduser(folder)).absolute(), self.items, self.embeddings, self.model, self.spec)
 
     @classmethod
     def load(cls, folder: str | PathLike[str]) -> Index:
         """Read an index from a folder that `save` wrote; the files may be untrusted. Raises DataError if a file is
         missing or damaged."""
+        path = Path(os.path.expanduser(folder))
         try:
-            return cls(*load_index(Path(folder)))
+            return cls(*load_index(path))
         except (OSError, ValueError, TypeError, ConfigError) as error:
-            raise DataError(f"{folder!s:.200} is no index of ours, or damaged: {first_line(error)}") from error
+            raise DataError(f"{path!s:.200} is no index of ours, or damaged: {first_line(error)}") from error
 
 
 @dataclass(frozen=True)
@@ -189,17 +191,17 @@ class Model:
         invalid spec.
         """
         Spec.parsed(spec)
-        path = str(items) if isinstance(items, str | PathLike) else None
-        given = inputs.listed(items, "items") if path is None else []
+        path = os.path.expanduser(items) if isinstance(items, str | PathLike) else None
         if isinstance(self.loaded.model, TextPairModel):
-            if path is not None:
+            if path is None:
+                given = inputs.stored_passages(items)
+            else:
                 corpus = open_corpus(path, "items")
                 given = [
                     {"id": p.id, "title": p.title, "text": p.text} for p in map(corpus.__getitem__, range(len(corpus)))
                 ]
             return Index(given, self.encode_passage(given), self.identity, spec)
-        if path is not None:
-            given = inputs.image_files(Path(path))
+        given = inputs.listed(items, "items") if path is None else inputs.image_files(Path(path))
         if path is not None and not given:
             images = Images(open_shards(parse_sources(path, "items")), self._images.image, self.config.data)
             keys = [images.key(i) for i in range(len(images))]
@@ -340,15 +342,17 @@ class Model:
         return self.encoder if normalize is None else replace(self.encoder, cosine=normalize)
 
 
-def load(name: str, device: str | torch.device | None = None, *, block: int | None = None, workers: int = 0) -> Model:
+def load(
+    name: str | PathLike[str], device: str | torch.device | None = None, *, block: int | None = None, workers: int = 0
+) -> Model:
     """Load a model by name: "runs/NAME", a checkpoint or an export folder, "open_clip:NAME@WEIGHTS", "st:FOLDER", ….
 
-    name: in any form that `python -m eval --help` lists for model=. device: None for the GPU if there is one, else the
-    CPU. block: how many items a tower embeds at a time; None: the value of the run, 256 for other models. workers:
-    number of processes that decode images; 0: this process decodes them. Raises ConfigError for a name that is no
-    model, DataError for damaged files.
+    name: in any form that `python -m eval --help` lists for model=; a folder may be a Path. device: None for the GPU if
+    there is one, else the CPU. block: how many items a tower embeds at a time; None: the value of the run, 256 for
+    other models. workers: number of processes that decode images; 0: this process decodes them. Raises ConfigError for
+    a name that is no model, DataError for damaged files.
     """
-    found = find_model(name).load()
+    found = find_model(os.fspath(name)).load()
     data, options = replace(found.config.data, workers=workers), found.config.eval
     config = replace(found.config, data=data, eval=replace(options, block=block or options.block))
     world = World(device=torch.device(device or ("cuda" if cuda_usable() else "cpu")))
@@ -378,10 +382,14 @@ def batches(
 
     Under torch.distributed each rank gets its own part of every batch. train: the data, as data.train. model: provides
     the tokenizer, the image size and the other options data.* of its run. steps: the steps to yield, for example
-    range(100, 200); None: one epoch. Raises ConfigError for data that do not fit the model, DataError for damaged data.
+    range(100, 200), without gaps; None: one epoch. Raises ConfigError for data that do not fit the model, DataError for
+    damaged data.
     """
+    if steps is not None:
+        inputs.check_steps(steps)
+    count = inputs.count_of(global_batch_size, "global_batch_size")
     data = replace(model.config.data, train=train, mode=Mode.indexed)
-    config = replace(model.config, data=data, seed=seed, global_batch_size=global_batch_size)
+    config = replace(model.config, data=data, seed=seed, global_batch_size=count)
     found: Any = build_data(config, model.loaded.model)
     steps = steps if steps is not None else range(found.order.steps_per_epoch)
     rank, size = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)

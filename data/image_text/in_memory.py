@@ -1,9 +1,9 @@
 """Prepare images that a Python caller passes (paths, bytes of files, PIL images, pixels) for an image tower."""
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from os import PathLike
-from pathlib import Path
 from typing import TypeAlias
 
 import numpy as np
@@ -47,7 +47,7 @@ def pixels(image: ImageInput, max_pixels: int) -> Tensor:
         return decode(image, max_pixels)
     if isinstance(image, str | PathLike):
         try:
-            with open_foreign(Path(image), MAX_BYTES[IMAGES[0]]) as file:
+            with open_foreign(os.path.expanduser(image), MAX_BYTES[IMAGES[0]]) as file:
                 return decode(file.read(), max_pixels)
         except (OSError, ValueError, DataError) as error:
             raise DataError(f"{image}: {error}") from error

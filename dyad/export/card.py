@@ -1,5 +1,6 @@
 """Write the model card, README.md of an export: metadata for the hub, training, scores, data, licences and limits."""
 
+import hashlib
 import html
 import os
 import platform
@@ -12,6 +13,9 @@ from pathlib import Path
 
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
+from dyad.data.base.errors import ConfigError
+from dyad.data.base.files import open_foreign
+from dyad.data.base.json_text import LARGEST
 from dyad.data.base.secrets import public_path
 from dyad.data.shards.licences import Notice, notices
 from dyad.data.shards.sources import written_sources
@@ -20,19 +24,21 @@ from dyad.train.cli.also import auxiliary_configs
 from dyad.train.cli.unread_keys import unmet
 from dyad.train.config import TextTower, TrainConfig
 from dyad.train.run_folder.folder import by_section, maths_keys
-from dyad.train.towers.libraries.published import location_of
+from dyad.train.towers.libraries.calibration import SETTINGS
+from dyad.train.towers.libraries.published import location_of, read_json
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("dyad", "torch", "transformers", "open_clip_torch", "sentence-transformers", "onnx", "onnxruntime")
+CARD, UNKNOWN = "README.md", "unknown"  # the file of a card; the licence of a model until a person chooses one
 TEMPLATE = Path(__file__).with_name("templates") / "card.md.j2"
 
 
-def card(library: Library, source: ExportSource, difference: float) -> str:
+def card(library: Library, source: ExportSource, difference: float, licence: str = UNKNOWN) -> str:
     """Return the model card (README.md) of an export, as Markdown.
 
     library: the export format. source: the trained model, with the configuration and scores that the card shows.
     difference: the largest difference between a coordinate of our embeddings and of the library's, divided by the L2
-    norm of the embedding.
+    norm of the embedding. licence: that of the model, chosen by a person; UNKNOWN: not yet.
     """
     config = source.config
     scores = [(result, metric, score) for result in source.results for metric, score in result.scores.items()]
@@ -48,7 +54,7 @@ def card(library: Library, source: ExportSource, difference: float) -> str:
     ]
     index = {"model_name": _one_line(source.name), "eval_results": evaluations} if evaluations else {}
     written = ModelCard.from_template(
-        ModelCardData(license="unknown", **library.front, **index),
+        ModelCardData(license=licence, **library.front, **index),
         template_path=str(TEMPLATE),
         library=library,
         source=source,
@@ -56,6 +62,7 @@ def card(library: Library, source: ExportSource, difference: float) -> str:
         data=", ".join(code(public_path(path)) for path in _trained_on(config)),
         snippet=library.snippet(Path("THIS_FOLDER"), source),
         difference=difference,
+        chosen=licence != UNKNOWN,
         scores=scores,
         settings=by_section(
             {key: value for key, value in maths_keys(config).items() if value and not unmet(key, [config])}
@@ -68,6 +75,28 @@ def card(library: Library, source: ExportSource, difference: float) -> str:
         escaped=escaped,
     )
     return f"{written}\n"
+
+
+def digest(text: str) -> str:
+    """Return the SHA-256 digest of a card without its licence, which a person may replace."""
+    return hashlib.sha256(re.sub(r"(?m)^license:.*$", "", text, count=1).encode()).hexdigest()
+
+
+def licence(folder: Path) -> str:
+    """Return the licence that the card of an earlier export in `folder` names; UNKNOWN if there is none.
+
+    Raises ConfigError if a person has changed the card in another place, because an export would replace it.
+    """
+    if not (folder / SETTINGS).is_file() or not (folder / CARD).is_file():
+        return UNKNOWN
+    with open_foreign(folder / CARD, LARGEST, folder) as file:
+        text = file.read().decode(errors="replace")
+    if read_json(folder / SETTINGS).get("card") != digest(text):
+        raise ConfigError(
+            f"{folder / CARD} was changed by hand, and an export replaces it: move it elsewhere, export again, and put "
+            "your changes into the new one. A changed value of license: alone is kept"
+        )
+    return getattr(ModelCard(text).data, "license", None) or UNKNOWN
 
 
 def _trained_on(config: TrainConfig) -> list[str]:

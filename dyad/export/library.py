@@ -52,7 +52,7 @@ class ExportSource:
 class Call:
     """Inputs for one call of an exported encoder by a library, with our embeddings of the same inputs to compare.
 
-    The inputs are n texts, n pairs of `texts` and `pairs`, or n images, uint8 (n, 3, S, S) with S the side in pixels.
+    The inputs are n texts, n pairs of `texts` and `pairs`, or n images, uint8 (n, 3, H, W) with H and W in pixels.
     ours: our embeddings (n, D), which the library must reproduce. hints: further arguments of the library's function in
     dyad/export/reload.py.
     """
@@ -91,9 +91,10 @@ def render(template: str, folder: Path, source: ExportSource, **values: Any) -> 
     return TEMPLATES.get_template(template).render(folder=str(folder), config=source.config, **values)
 
 
-def probe_images(size: int) -> Tensor:
-    """Return three noise images, uint8 (3, 3, size, size), the same in each call."""
-    return torch.randint(0, 256, (3, 3, size, size), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+def probe_images(height: int, width: int | None = None) -> Tensor:
+    """Return three noise images, uint8 (3, 3, height, width), the same in each call. width: None for squares."""
+    shape = (3, 3, height, width or height)
+    return torch.randint(0, 256, shape, dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
 
 
 def difference(library: Library, folder: Path, source: ExportSource) -> float:

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from dyad.train.towers.models import TwoTowerModel
 
 
-CARD = "README.md"
 # format → the extra of pyproject.toml that installs what it needs
 EXTRAS = {"sentence_transformers": "bench", "onnx": "onnx"}
 
@@ -73,6 +72,7 @@ def main() -> None:
     from dyad.eval.results.panels import scored
     from dyad.eval.results.write import saved_results
     from dyad.evaluation.load_run import find_run, load_run, own_output
+    from dyad.export.card import CARD
     from dyad.export.library import ExportSource
     from dyad.train.towers.heads import representation
 
@@ -146,26 +146,29 @@ def library_of(chosen: ExportFormat) -> "Library":
 def export(library: "Library", source: "ExportSource", out: Path) -> float:
     """Write the export of a model into the folder `out` and check it by the library that will load it.
 
-    Returns the largest difference between our embeddings and the library's (see `library.difference`). Raises
-    ConfigError when the format cannot hold the model, the library cannot load the folder, or `out` exists with files
-    that this export does not write; AssertionError when the embeddings differ. After an error `out` is as it was
-    before.
+    Returns the largest difference between our embeddings and the library's (see `library.difference`). The licence that
+    the model card of an earlier export names stays. Raises ConfigError when the format cannot hold the model, the
+    library cannot load the folder, or `out` exists with files that this export does not write, or with a card that was
+    changed by hand; AssertionError when the embeddings differ. After an error `out` is as it was before.
     """
     from dyad.evaluation.load_model import settings
-    from dyad.export.card import card
+    from dyad.export.card import CARD, card, digest, licence
     from dyad.export.library import difference
     from dyad.train.towers.libraries.calibration import SETTINGS
 
     out = out.absolute()
     try:
+        chosen = licence(out)
         with whole_folder(out, replace=True) as temporary:
             library.write(temporary, source)
-            write_json(temporary / SETTINGS, settings(source.config, source.calibration))
             existing = _files(out) if out.is_dir() else {out.name} if out.exists() else set()
-            if foreign := existing - _files(temporary) - {CARD}:
+            ours = {CARD, SETTINGS} if SETTINGS in existing else set()
+            if foreign := existing - _files(temporary) - ours:
                 raise ConfigError(f"out={out} exists and holds '{min(foreign)}': choose another folder, or remove it")
             distance = difference(library, temporary, source)
-            (temporary / CARD).write_text(card(library, source, distance), encoding="utf-8")
+            text = card(library, source, distance, chosen)
+            (temporary / CARD).write_text(text, encoding="utf-8")
+            write_json(temporary / SETTINGS, settings(source.config, source.calibration) | {"card": digest(text)})
     except OSError as error:
         raise ConfigError(f"out={out} cannot be written: {error.strerror or error}") from error
     return distance

@@ -28,13 +28,14 @@ from dyad.train.losses.options.choices import Similarity
 from dyad.train.towers.adapters import merged
 from dyad.train.towers.models import ImageModel, ImageTextModel, TextPairModel
 from dyad.train.towers.text.rows import Grouped
-from dyad.train.towers.text.text_tower import TextTokenizer
+from dyad.train.towers.text.text_tower import OpenClipTokenizer, TextTokenizer
 from dyad.train.towers.tower import Tower
 
 OPSET = 20  # version of the ONNX operators; runtimes of 2024 support it
 ONE_FILE = 1 << 30  # bytes of weights up to which the graph file holds them; larger ones get a file beside it
 CONFIG, TOKENIZER = "config.json", "tokenizer.json"
 PIXELS, TOKENS = "pixels", "input_ids"
+ODD = ["salt &amp; pepper, &lt;b&gt;", "ﬁre １２ ｶﾞ \ufeff\x07", "ΛΟΓΟΣ „it‛s‟ a_b"]  # texts that tokenizers clean
 
 
 @dataclass(frozen=True)
@@ -92,7 +93,7 @@ def write(folder: Path, source: ExportSource) -> None:
     for side in (graph.texts for graph in graphs if graph.texts):
         tokenizer = to_tokenizers(source.model)
         tokenizer.save(str(folder / TOKENIZER))
-        texts = [*PROBES, side.too_long]
+        texts = [*PROBES, *ODD, side.too_long]
         tokenizer.enable_truncation(side.length)
         theirs = torch.tensor([encoding.ids for encoding in tokenizer.encode_batch(texts)])
         ours = side.tokenize(texts, side.length)[:, : theirs.shape[1]]
@@ -199,7 +200,8 @@ def _settings(source: ExportSource, graphs: list[TowerGraph]) -> dict[str, Any]:
 def snippet(folder: Path, source: ExportSource) -> str:
     """Return Markdown that shows how to embed texts and images with the exported ONNX graphs."""
     image = source.model.image if isinstance(source.model, ImageModel) else None
-    return render("onnx.md.j2", folder, source, graphs=_graphs(source), image=image, opset=OPSET)
+    cleans = isinstance(getattr(source.model, "tokenize", None), OpenClipTokenizer)
+    return render("onnx.md.j2", folder, source, graphs=_graphs(source), image=image, cleans=cleans, opset=OPSET)
 
 
 FRONT = {"library_name": "onnx", "pipeline_tag": "feature-extraction", "tags": ["onnx", "dual-encoder"]}

@@ -3,7 +3,7 @@
 It imports no module of this project and has no network; the caller sets the model caches. Input, in the folder JOB:
 calls.json, a list of dictionaries, one for each call of the encoder: "texts", "pairs" (the second text of each pair, or
 null), and the further keys that the function for this library reads, such as "graph"; and given.safetensors, with the
-images of call number i as "i", uint8 (n, 3, S, S) with S the side in pixels. Output: theirs.safetensors with the
+images of call number i as "i", uint8 (n, 3, H, W) with H and W in pixels. Output: theirs.safetensors with the
 embeddings (n, D) of call i as "i", or as "i/CLASS" where a second class loads the same folder.
 """
 
@@ -133,8 +133,8 @@ def _two_towers(folder: str, calls: list[dict[str, Any]]) -> Answers:
                 shape = {"padding": "max_length", "truncation": True, "max_length": call["length"]}
                 found = model.get_text_features(**tokenizer(call["texts"], return_tensors="pt", **shape))
             else:
-                as_is = {"do_resize": False, "do_center_crop": False, "return_tensors": "pt"}
-                found = model.get_image_features(**processor(list(call["images"]), **as_is), **call["options"])
+                pixels = processor(list(call["images"]), return_tensors="pt")
+                found = model.get_image_features(**pixels, **call["options"])
             yield str(i), found.pooler_output.numpy()
 
 

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from ftfy import chardata
 from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, processors
 from torch import nn
 
@@ -11,18 +12,28 @@ from dyad.train.towers.text.pooled import Pooled
 from dyad.train.towers.text.text_tower import FixedLengthTokenizer, OpenClipTokenizer, TextTokenizer
 from dyad.train.towers.tower import Tower
 
+CHARS: Any = chardata  # the tables of ftfy, by which open_clip's tokenizers clean texts
 _LINE = [normalizers.Replace(Regex(r"\s+"), " "), normalizers.Strip()]
-_QUOTES = [normalizers.Replace(Regex("[‘’]"), "'"), normalizers.Replace(Regex("[“”]"), '"')]  # as ftfy does
-_BASIC = [normalizers.NFC(), *_QUOTES]
-# open_clip's cleaning functions by name, without their repair of broken encodings and HTML
+_LOWER = [normalizers.Replace(Regex(r"(?<=\p{L})Σ(?!\p{L})"), "ς"), normalizers.Lowercase()]  # as str.lower does
+_ENTITIES = {r"&(?:amp;)+": "&", "&lt;": "<", "&gt;": ">", "&quot;": '"', "&(?:apos|#0*39|#x27);": "'", "&nbsp;": " "}
+_QUOTES = {CHARS.SINGLE_QUOTE_RE.pattern: "'", CHARS.DOUBLE_QUOTE_RE.pattern: '"'}
+_CONTROL = "".join(rf"\x{{{code:x}}}" for code in CHARS.CONTROL_CHARS)
+_REMOVED = {r"\x1b\[[\d;]*[a-zA-Z]": "", f"[{_CONTROL}]": ""}
+_BASIC = [
+    *(normalizers.Replace(Regex(pattern), text) for pattern, text in _ENTITIES.items()),
+    *(normalizers.Replace(chr(code), text) for code, text in {**CHARS.LIGATURES, **CHARS.WIDTH_MAP}.items()),
+    *(normalizers.Replace(Regex(pattern), text) for pattern, text in {**_QUOTES, **_REMOVED}.items()),
+    normalizers.NFC(),
+]
+# open_clip's cleaning functions by name, without their repair of broken encodings and their rarer HTML entities
 CLEANING: dict[str, list[Any]] = {
-    "_clean_lower": [*_BASIC, *_LINE, normalizers.Lowercase()],
+    "_clean_lower": [*_BASIC, *_LINE, *_LOWER],
     "_clean_whitespace": [*_BASIC, *_LINE],
     "_clean_canonicalize": [
         *_BASIC,
         normalizers.Replace("_", " "),
         normalizers.Replace(Regex(r"[!-/:-@\[-`{-~]"), ""),
-        normalizers.Lowercase(),
+        *_LOWER,
         *_LINE,
     ],
 }

@@ -4,12 +4,16 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
+from transformers import CLIPImageProcessor
 
 from dyad.data.base.errors import ConfigError
+from dyad.data.config import ResizeMode
+from dyad.data.image_text.transforms import ImageSpec, evaluation_batch
 from dyad.export.library import PROBES, Call, ExportSource, Library, probe_images, render
 from dyad.train.towers.adapters import merged
+from dyad.train.towers.image.image_tower import INTERPOLATIONS
 from dyad.train.towers.libraries.published import of_one_model
-from dyad.train.towers.libraries.transformers_model import load_companion, load_model
+from dyad.train.towers.libraries.transformers_model import load_model
 from dyad.train.towers.models import ImageTextModel
 
 
@@ -32,23 +36,34 @@ def write(folder: Path, source: ExportSource) -> None:
     whole.save_pretrained(folder)
     tokenizer: Any = model.tokenize
     tokenizer.tokenizer.save_pretrained(folder)
-    processor = load_companion(f"model.name={name}", name, "AutoImageProcessor")
-    side = {"height": model.image.size, "width": model.image.size}
-    if getattr(processor, "do_center_crop", False):
-        processor.crop_size, processor.size = side, {"shortest_edge": model.image.resized or model.image.size}
-    else:
-        processor.size = side
-    processor.save_pretrained(folder)
+    _processor(model.image).save_pretrained(folder)
+
+
+def _processor(image: ImageSpec) -> CLIPImageProcessor:
+    """Return the image processor of transformers that prepares images as `image` describes. CLIP's class is used for
+    every model, because it can do both: resize the shorter side and crop, and resize both sides."""
+    edge, numbers = image.resized or image.size, {name: number for number, name in INTERPOLATIONS.items()}
+    shortest = image.resize == ResizeMode.shortest
+    return CLIPImageProcessor(
+        size={"shortest_edge": edge} if shortest else {"height": edge, "width": edge},
+        resample=numbers[image.interpolation],
+        do_center_crop=shortest or edge != image.size,
+        crop_size={"height": image.size, "width": image.size},
+        image_mean=list(image.mean),
+        image_std=list(image.std),
+    )
 
 
 def calls(source: ExportSource) -> list[Call]:
-    """Return the inputs for the check of the export, with our embeddings of them: noise images, then sample texts."""
+    """Return the inputs for the check of the export, with our embeddings of them: wide noise images, which the image
+    processor resizes, then sample texts."""
     model, _ = _checked(source)
-    towers, images = model.towers.eval(), probe_images(model.image.size)
+    towers, images = model.towers.eval(), probe_images(2 * model.image.size, 6 * model.image.size)
     tokens, options = model.tokenize(PROBES), cast(Any, towers.x_tower).trunk.options
     with torch.no_grad():
+        pixels = towers.x_tower(evaluation_batch(images, model.image))
         texts = Call(towers.y_tower(tokens), texts=PROBES, hints={"length": tokens.shape[1]})
-        return [Call(towers.x_tower(images), images=images, hints={"options": options}), texts]
+        return [Call(pixels, images=images, hints={"options": options}), texts]
 
 
 def snippet(folder: Path, source: ExportSource) -> str:
@@ -57,16 +72,24 @@ def snippet(folder: Path, source: ExportSource) -> str:
     biased = source.calibration is not None and source.calibration.logit_bias is not None
     trunk = cast(Any, model.towers.x_tower).trunk
     values = {"length": model.tokenize([""]).shape[1], "biased": biased, "options": trunk.options}
-    return render("transformers.md.j2", folder, source, **values)
+    crops = model.image.resize == ResizeMode.shortest
+    return render("transformers.md.j2", folder, source, crops=crops, **values)
 
 
 def _checked(source: ExportSource) -> tuple[ImageTextModel, str]:
-    """Return the model and the name of the CLIP or SigLIP that its towers come from. Raises ConfigError for others."""
+    """Return the model and the name of the CLIP or SigLIP that its towers come from.
+
+    Raises ConfigError for other models, and for images that the longer side resizes.
+    """
     model, name = source.model, of_one_model(source.config.model)
     if not isinstance(model, ImageTextModel) or name is None:
         raise ConfigError(
             "format=transformers: only both towers of one CLIP or SigLIP of transformers, with their own projections "
             "(model=transformers), can be exported. Take format=onnx"
+        )
+    if model.image.resize == ResizeMode.longest:
+        raise ConfigError(
+            "format=transformers: its image processors do not pad, as data.resize=longest does. Take format=onnx"
         )
     return model, name
 

@@ -3,6 +3,7 @@ log."""
 
 from collections.abc import Iterator
 
+from dyad.data.image_text.dataset import image_spec
 from dyad.train.config import Activation, ImageTower, TrainConfig
 from dyad.train.losses.objectives.base import Objective
 from dyad.train.towers.libraries.calibration import Calibration
@@ -35,7 +36,8 @@ def describe_inputs(config: TrainConfig, model: TwoTowerModel) -> Iterator[str]:
     if not isinstance(model, ImageModel) or own.image.kind not in {*ImageTower} - {ImageTower.cnn}:
         return
     named = {"name": own.image.name or own.name, "pretrained": own.image.pretrained or own.pretrained}
-    image, words = model.image, " ".join(f"model.{key}={value}" for key, value in named.items() if value)
+    words = " ".join(f"model.{key}={value}" for key, value in named.items() if value)
+    image = image_spec(model.image, config.data)
     mean, std = (", ".join(f"{number:.4g}" for number in numbers) for numbers in (image.mean, image.std))
     parts = [f"images of {image.size} pixels, {image.interpolation}, {image.resize}, ({mean}) ± ({std})"]
     if isinstance(model, ImageTextModel) and (length := getattr(model.tokenize, "context_length", None)):

@@ -13,6 +13,7 @@ import numpy as np
 import psutil
 
 from dyad.data.base.arrays import header_errors
+from dyad.data.base.errors import ConfigError
 from dyad.data.base.files import open_foreign, raise_named, whole_folder, write_json
 from dyad.data.base.json_text import LARGEST, MOST, read_json
 from dyad.eval.search.index_spec import Spec
@@ -27,15 +28,18 @@ def save_index(folder: Path, items: Sequence[Any], embeddings: np.ndarray, model
 
     items: the n items: texts, whole numbers or passages. embeddings: the embeddings of the items, float32 (n, D).
     model: the digest of the model that computed them. spec: the specification of the FAISS index, see index_spec.py.
-    Raises HardwareError if the folder exists and is not empty, or cannot be written.
+    Raises ConfigError if the folder exists and is not empty, HardwareError if it cannot be written.
     """
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ConfigError(f"{folder} exists. Give the index a new folder, or remove it first")
     with raise_named(folder), whole_folder(folder) as temporary:
         np.save(temporary / VECTORS, embeddings, allow_pickle=False)
         write_json(temporary / ITEMS, {"model": model, "spec": spec, "items": list(items)})
 
 
 def load_index(folder: Path) -> tuple[list[Any], np.ndarray, str, str]:
-    """Return (items, embeddings, digest of the model, specification), as `save_index` wrote them into `folder`.
+    """Return (items, embeddings, digest of the model, specification), as `save_index` wrote them into `folder`; a pair
+    (title, text) is a tuple again.
 
     Raises OSError for files that are missing, are links out of the folder or are no regular files, ValueError or
     ConfigError for files that are damaged or larger than the memory of the machine.
@@ -56,7 +60,7 @@ def load_index(folder: Path) -> tuple[list[Any], np.ndarray, str, str]:
         if len(items) != rows:
             raise ValueError(f"{rows} embeddings for {len(items)} items")
         embeddings = np.fromfile(file, np.dtype("<f4"), rows * width).reshape(rows, width)
-    return items, embeddings, model, spec
+    return [tuple(item) if isinstance(item, list) else item for item in items], embeddings, model, spec
 
 
 def check_embeddings(embeddings: np.ndarray, items: int) -> None:

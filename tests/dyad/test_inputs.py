@@ -2,6 +2,7 @@
 test_model.py."""
 
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -47,11 +48,19 @@ def test_what_is_no_passage(given: Any) -> None:
 
 def test_what_is_a_passage() -> None:
     assert inputs.passages_of("a") == inputs.passages_of({"text": "a"}) == [Passage("a")]
+    assert inputs.passages_of(("t", "a")) == inputs.passages_of([("t", "a")]) == [Passage("a", "t")]
     assert inputs.passages_of([("t", "a"), "a", {"text": "b", "id": 7}]) == [
         Passage("a", "t"),
         Passage("a"),
         Passage("b"),
     ]
+
+
+def test_passages_of_an_index_are_json_values() -> None:
+    assert inputs.stored_passages(MappingProxyType({"text": "a"})) == [{"text": "a"}]
+    assert inputs.stored_passages(("t", "a")) == [("t", "a")]
+    with raises(dyad.ConfigError, "number 1"):
+        inputs.stored_passages(["a", {"text": "b", "id": b"7"}])
 
 
 def test_one_image_and_several() -> None:
@@ -73,6 +82,17 @@ def test_what_is_no_image(given: Any) -> None:
 def test_what_is_no_number_of_results(k: Any) -> None:
     with raises(dyad.ConfigError, f"k={k!r}"):
         inputs.count_of(k)
+
+
+@pytest.mark.parametrize("steps", [range(0, 10, 5), range(-2, 3), 7])
+def test_what_are_no_steps(steps: Any) -> None:
+    with raises(dyad.ConfigError, f"steps={steps!r}"):
+        inputs.check_steps(steps)
+
+
+def test_embeddings_of_few_bits_are_multiplied_as_float32() -> None:
+    for dtype in (np.float16, np.int8, np.float32):
+        assert inputs.embeddings_of(np.ones(3, dtype), "x").dtype == np.float32
 
 
 def test_queries_are_of_one_kind() -> None:

@@ -152,9 +152,22 @@ def test_one_that_is_no_list_is_one_row(run: Path, texts: Path, images: Path) ->
     model, of_texts, file = dyad.load(str(run), "cpu"), dyad.load(str(texts), "cpu"), images / "3.webp"
     cases: list[tuple[Any, Any]] = [(model.encode_text, "a frog"), (model.encode_image, file)]
     cases += [(of_texts.encode_question, "a frog"), (of_texts.encode_passage, {"text": "a frog"})]
+    cases += [(of_texts.encode_passage, ("title", "a frog"))]
     for embed, one in cases:
         assert np.array_equal(embed(one), embed([one])) and len(embed(one)) == 1
     assert model.similarity(model.encode_text("a frog"), model.encode_image(file)).shape == (1, 1)
+    assert list(of_texts.index(("title", "a frog")).items) == [("title", "a frog")]
+
+
+def test_paths_begin_in_the_home_folder(run: Path, images: Path, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setenv("HOME", str(images.parent))
+    model = dyad.load(run, "cpu")  # a Path
+    index = model.index(f"~/{images.name}")
+    assert len(index.items) == 40
+    assert np.array_equal(model.encode_image(f"~/{images.name}/3.webp"), model.encode_image(images / "3.webp"))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    index.save("~/index")
+    assert dyad.Index.load("~/index").items == index.items and (tmp_path / "index").is_dir()
 
 
 def test_mistakes_are_said_in_one_line(run: Path, texts: Path, images: Path, tmp_path: Path) -> None:
@@ -176,6 +189,8 @@ def test_mistakes_are_said_in_one_line(run: Path, texts: Path, images: Path, tmp
         (dyad.ConfigError, "k=0", lambda: model.search(model.index(images), "a", k=0)),
         (dyad.ConfigError, "'LSH'", lambda: model.index(images, spec="LSH")),
         (dyad.ConfigError, "set", lambda: model.index({"a.png"})),  # type: ignore[arg-type]
+        (dyad.ConfigError, "global_batch_size=0", lambda: dyad.batches("x", model=model, global_batch_size=0)),
+        (dyad.ConfigError, "steps=", lambda: dyad.batches("x", model=model, steps=range(-2, 3))),
     ]
     for kind, named, mistake in mistakes:
         with raises(kind, named) as caught:

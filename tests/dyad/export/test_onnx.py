@@ -21,6 +21,8 @@ from torch.nn.functional import normalize
 
 from dyad.data.base.errors import ConfigError
 from dyad.data.config import DataConfig, PassageConfig, QuestionConfig, Title
+from dyad.data.image_text.decode import decode
+from dyad.data.image_text.transforms import ImageSpec, evaluation_transform
 from dyad.export import onnx as export_onnx
 from dyad.export.library import ExportSource, in_a_clean_process
 from dyad.export.main import ExportFormat, export, library_of
@@ -30,8 +32,8 @@ from dyad.train.losses import OBJECTIVES
 from dyad.train.losses.options.choices import Similarity
 from dyad.train.towers.build import build_model
 from dyad.train.towers.libraries.calibration import Calibration
-from dyad.train.towers.models import TwoTowerModel
-from dyad.train.towers.tower import TwoTower
+from dyad.train.towers.models import ImageModel, TwoTowerModel
+from dyad.train.towers.tower import Tower, TwoTower
 
 TEXTS = ["a", "", "wheel of dharma", "b " * 40, "Grüße, it's <b>9</b>\n\tnew"]
 
@@ -149,6 +151,23 @@ def test_images_and_a_frozen_encoder(bert: str, tmp_path: Path, monkeypatch: pyt
     assert settings["temperature"] == pytest.approx(0.1353, abs=1e-4)
 
 
+@pytest.mark.parametrize(("resize", "resized"), [("shortest", 23), ("squash", 20), ("longest", None)])
+def test_the_lines_prepare_a_transparent_image_as_the_run_does(
+    resize: str, resized: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = ImageSpec(16, (0.5, 0.5, 0.5), (0.5, 0.5, 0.5), resize, resized=resized)
+    net = Tower(nn.Identity(), nn.Identity(), prepare=nn.Identity())
+    of = ExportSource("tiny", TrainConfig(), ImageModel(TwoTower(net, net), None, spec))
+    text = lines(export_onnx.snippet(tmp_path, of))
+    monkeypatch.chdir(tmp_path)
+    across, down = np.meshgrid(np.linspace(0, 255, 90), np.linspace(0, 255, 60))
+    Image.fromarray(np.stack([across, down, 255 - across, down], 2).astype(np.uint8), "RGBA").save("image.png")
+    found: dict[str, Any] = {"np": np}
+    exec(text[text.index("from PIL") : text.index("images = ")], found)
+    want = evaluation_transform(decode(Path("image.png").read_bytes(), 10**6), spec).numpy()
+    assert np.abs(found["pixels"][0].astype(int) - want).mean() < 1
+
+
 def lines(snippet: str) -> str:
     return "\n".join(line[4:] for line in snippet.splitlines() if line.startswith("    "))
 
@@ -168,6 +187,11 @@ def test_one_file_tokenizes_as_open_clip_does(cleaning: str, tmp_path: Path) -> 
         "x" * 300,
         "<end_of_text> 1999-12",
         "IT'S",
+        *export_onnx.ODD,
+        "&lt;b&gt; &amp;amp;lt; &#39;x&nbsp;&quot;",
+        "Ｆｕｌｌ １２月 ﬁre ﬂag ｶﾀｶﾅ ﾊﾟ ǅ",
+        "a\ufeffb \x07c\x1cd \x1b[31mred\x1b[0m \u2028e",
+        "ΑΣ ΣΑΣ İ „a‟ ‚b‛ …",
     ]
     theirs = torch.tensor([encoding.ids for encoding in converted.encode_batch(texts)])
     assert torch.equal(theirs, own(texts))

@@ -3,6 +3,7 @@
 import contextlib
 import io
 import json
+import re
 import subprocess
 import sys
 from importlib import import_module
@@ -163,6 +164,26 @@ def test_writing_again_replaces_an_export_and_nothing_else(trained: LoadedRun, t
     with raises(ConfigError, "notes.txt"):
         export_open_clip(trained.model, Calibration("", 1.0), out)
     assert (out / "notes.txt").read_text() == "mine" and [p.name for p in tmp_path.iterdir()] == ["out"]
+
+
+def test_writing_again_keeps_what_a_person_wrote_on_the_card(trained: LoadedRun, tmp_path: Path) -> None:
+    card = tmp_path / "out" / "README.md"
+    export_open_clip(trained.model, None, tmp_path / "out")
+    assert "No licence was chosen" in card.read_text()
+    for licence in ("unknown", "apache-2.0", "mit"):
+        card.write_text(re.sub("(?m)^license: .*$", f"license: {licence}", card.read_text()))
+        export_open_clip(trained.model, None, tmp_path / "out")
+        assert f"license: {licence}\n" in card.read_text()
+    assert "No licence was chosen" not in card.read_text()
+    card.write_text(f"{card.read_text()}\nOur notes.\n")
+    with raises(ConfigError, card, "license:"):
+        export_open_clip(trained.model, None, tmp_path / "out")
+    assert "Our notes." in card.read_text()
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "README.md").write_text("# My project\n")
+    with raises(ConfigError, "README.md"):
+        export_open_clip(trained.model, None, tmp_path / "mine")
+    assert (tmp_path / "mine" / "README.md").read_text() == "# My project\n"
 
 
 def test_frozen_towers_are_exported_as_well(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from dyad.data.base.files import open_foreign
 from dyad.eval.search.index_spec import Spec
 
 ROWS = np.random.default_rng(0).standard_normal((40, 8), dtype=np.float32)
-ITEMS: list[Any] = [f"{i}.png" for i in range(38)] + [["title", "text"], {"id": "7", "text": "words"}]
+ITEMS: list[Any] = [f"{i}.png" for i in range(38)] + [("title", "text"), {"id": "7", "text": "words"}]
 
 
 @pytest.fixture
@@ -40,6 +40,13 @@ def test_it_is_loaded_as_it_was_saved(folder: Path) -> None:
     link = folder.with_name("link")
     link.symlink_to(folder)
     assert len(dyad.Index.load(link).items) == 40
+
+
+def test_a_folder_is_not_written_twice(folder: Path) -> None:
+    with raises(ConfigError, folder):
+        dyad.Index(ITEMS, ROWS, "digest").save(folder)
+    with raises(dyad.DataError, "."):
+        dyad.Index.load("")
 
 
 SPECS = """(((((((( Flat,Flat IVF1000000000,Flat HNSW1000000000 PCA1000000,Flat PQ32x24 IVF39(HNSW2000000),Flat

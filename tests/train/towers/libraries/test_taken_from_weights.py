@@ -30,7 +30,7 @@ from dyad.evaluation.load_model import find_model
 from dyad.evaluation.load_run import find_run, load_run, read_config
 from dyad.export.library import ExportSource
 from dyad.export.main import chosen_format, export, library_of
-from dyad.run.calibrate import calibrate
+from dyad.run.calibrate import calibrate, describe_inputs
 from dyad.train.cli.compose import compose_config, words_for
 from dyad.train.config import Activation, TrainConfig
 from dyad.train.losses import build_objective
@@ -197,6 +197,12 @@ def test_a_run_logs_the_scale_of_the_weights_and_init_from_that_of_the_run(
     assert all((model.open_clip_config or {})["quick_gelu"] for model in models)
     typed = commands.run(*second, f"init_from={run}", "run.name=c", "objective.temperature=0.5", **there)
     assert typed.code == 2 and "given twice" in typed.out  # run.name
+
+
+def test_the_log_has_the_resize_mode_of_the_run(hub: Path) -> None:
+    config = configured(*WEIGHTS, "data.resize=squash")
+    (line,) = describe_inputs(config, build_model(config))
+    assert "images of 64 pixels, bicubic, squash" in line
 
 
 # activation -----------------------------------------------------------------------------------------------------------
