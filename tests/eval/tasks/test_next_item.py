@@ -93,3 +93,15 @@ def test_metrics_are_those_of_one_right_item(events: NextItems) -> None:
     assert chance["HR@5"] == pytest.approx(known * 5 / ITEMS) and chance["HR@10"] == pytest.approx(known)
     assert {*evaluator.higher_is_better()} == {*values}
     assert evaluator._sizes()["num_unknown"] == (events.target_n >= ITEMS).sum() > 0
+
+
+def test_chance_is_among_the_items_that_can_be_answers(events: NextItems) -> None:
+    """The mean over all places of the right item among the items that seen=drop leaves to each event."""
+    evaluator = NextItem("val", "log", events, (1, 5), Seen.drop)
+    wanted = []
+    for i, target in enumerate(events.target_n.tolist()):
+        places = range(1, 1 + ITEMS - len({*events.before(i).tolist()} - {target}))
+        wanted.append(np.mean([1 / place for place in places]) if target < ITEMS else 0.0)
+    chance = evaluator._chance()
+    assert chance["MRR"] == pytest.approx(np.mean(wanted))
+    assert chance["HR@5"] > NextItem("val", "log", events, (1, 5), Seen.keep)._chance()["HR@5"]
