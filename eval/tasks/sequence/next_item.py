@@ -51,7 +51,7 @@ class NextItem(Evaluator):
         values = self._values(found.ranking.rank)
         details: dict[str, Any] = {"seen": str(self.seen), "search": found.how, "baselines": {}}
         for baseline in (baseline for baseline in SCORERS if baseline in self.baselines):
-            rank = from_rank_0(encode.world, lambda name=baseline: ranks_by(SCORERS[name], self.data, self.seen))
+            rank = from_rank_0(encode.world, lambda name=baseline: ranks_by(SCORERS[name], self.data, self.seen, name))
             details["baselines"][str(baseline)] = comparison(values, self._values(rank), self._groups)
         if before := before_training(self.untrained, encode.world):
             rank = self._ranked(before)[1].ranking.rank

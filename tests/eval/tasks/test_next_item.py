@@ -10,12 +10,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from dyad.data.base import progress
 from dyad.data.config import SequenceConfig
 from dyad.data.sequence.histories import NextItems, next_items
 from dyad.data.sequence.items import ItemNumbers
 from dyad.data.sequence.log import read_log
 from dyad.eval.config import Baseline
 from dyad.eval.metrics.matches import MISSED
+from dyad.eval.tasks.sequence import next_item_baselines
 from dyad.eval.tasks.sequence.next_item import NextItem
 from dyad.eval.tasks.sequence.next_item_baselines import SCORERS, ranks_by
 from dyad.train.eval_config import Seen
@@ -74,6 +76,16 @@ def test_baselines_by_counting(baseline: Baseline, seen: Seen, events: NextItems
         if seen is Seen.drop:
             ahead = [j for j in ahead if j not in history]
         assert got[i] == 1 + len(ahead), i
+
+
+def test_item_knn_ranks_alike_with_and_without_all_cosines(
+    events: NextItems, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(progress, "EVERY", 0)
+    found = ranks_by(SCORERS[Baseline.item_knn], events, Seen.keep, "item_knn")
+    assert "item_knn [" in capsys.readouterr().err
+    monkeypatch.setattr(next_item_baselines, "SHARE", 0)
+    assert (found == ranks_by(SCORERS[Baseline.item_knn], events, Seen.keep)).all()
 
 
 def test_metrics_are_those_of_one_right_item(events: NextItems) -> None:
