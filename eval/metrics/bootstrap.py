@@ -14,7 +14,7 @@ import numpy as np
 SAMPLES, LEVEL = 10_000, 0.95
 DRAWS = 2**21  # drawn groups in memory at a time: 16 MiB for each of a few arrays
 
-Means = Callable[[np.random.Generator, int], np.ndarray]  # (generator, count) → the means of `count` samples
+Means = Callable[[np.random.Generator, int], np.ndarray]  # (generator, count) → means of `count` samples, last axis
 Values = dict[str, np.ndarray]  # metric → (n,) its value for each of n queries
 Groups = Callable[[str], Sequence[Hashable]]  # metric → the group of each query that has a value of this metric
 
@@ -27,7 +27,7 @@ def summary(values: Values, groups: Groups) -> dict[str, dict[str, Any]]:
     """
     return {
         "metrics": {name: float(v.mean()) for name, v in values.items()},
-        "intervals": {name: interval(v, groups(name)) for name, v in values.items()},
+        "intervals": _by_metric(values, groups),
     }
 
 
@@ -39,7 +39,8 @@ def comparison(values: Values, others: Values, groups: Groups) -> dict[str, dict
     as in `summary`.
     """
     by_query = {name: v - others[name] for name, v in values.items()}
-    ahead = {name: {"value": float(d.mean()), "interval": interval(d, groups(name))} for name, d in by_query.items()}
+    ends = _by_metric(by_query, groups)
+    ahead = {name: {"value": float(d.mean()), "interval": ends[name]} for name, d in by_query.items()}
     return {**summary(others, groups), "difference": ahead}
 
 
@@ -53,14 +54,7 @@ def interval(
     compare two systems, pass the metric of one minus the metric of the other. The draws depend only on the number of
     groups, `samples` and the seed. Returns None if there are fewer than two groups.
     """
-    number = _numbered(groups)
-    sums, counts = np.bincount(number, values), np.bincount(number).astype(np.float64)
-
-    def means(generator: np.random.Generator, count: int) -> np.ndarray:
-        picks = generator.integers(0, len(sums), (count, len(sums)))
-        return sums[picks].sum(axis=1) / counts[picks].sum(axis=1)
-
-    return _percentiles(means, len(sums), seed, samples) if len(sums) > 1 else None
+    return _intervals([values], _numbered(groups), seed, samples)[0]
 
 
 def class_mean_interval(hit: np.ndarray, label: np.ndarray, seed: int = 0) -> list[float] | None:
@@ -83,15 +77,45 @@ def class_mean_interval(hit: np.ndarray, label: np.ndarray, seed: int = 0) -> li
     return _percentiles(means, len(size), seed) if len(hit) > 1 else None
 
 
-def _percentiles(means: Means, size: int, seed: int, samples: int = SAMPLES) -> list[float]:
-    """Return [low, high], the 95 % interval of a mean, from its means in `samples` random samples.
+def _by_metric(values: Values, groups: Groups) -> dict[str, list[float] | None]:
+    """Return metric → the `interval` of its mean. Samples are drawn once for all metrics with the same groups."""
+    alike: dict[bytes, list[str]] = {}
+    for name in values:
+        alike.setdefault(_numbered(groups(name)).tobytes(), []).append(name)
+    ends: dict[str, list[float] | None] = {}
+    for number, names in alike.items():
+        found = _intervals([values[name] for name in names], np.frombuffer(number, np.int64), 0, SAMPLES)
+        ends |= zip(names, found, strict=True)
+    return {name: ends[name] for name in values}
 
-    means: function (random generator, count) → means of `count` random samples. size: how many random numbers one
-    sample needs; the more, the fewer samples are drawn at one time, to save memory.
+
+def _intervals(
+    values: Sequence[np.ndarray | Sequence[float]], number: np.ndarray, seed: int, samples: int
+) -> list[list[float]] | list[None]:
+    """Return the `interval` of each of several metrics of the same n queries. number (n,): the index of the group of
+    each query."""
+    counts = np.bincount(number).astype(np.float64)
+    all_sums = [np.bincount(number, each) for each in values]
+
+    def means(generator: np.random.Generator, count: int) -> np.ndarray:
+        picks = generator.integers(0, len(counts), (count, len(counts)))
+        sizes = counts[picks].sum(axis=1)
+        return np.stack([sums[picks].sum(axis=1) / sizes for sums in all_sums])
+
+    return _percentiles(means, len(counts), seed, samples) if len(counts) > 1 else [None] * len(values)
+
+
+def _percentiles(means: Means, size: int, seed: int, samples: int = SAMPLES) -> list[Any]:
+    """Return [low, high], the 95 % interval of a mean, from its means in `samples` random samples; of several means, a
+    list of their intervals.
+
+    means: function (random generator, count) → means of `count` random samples, along the last axis. size: how many
+    random numbers one sample needs; the more, the fewer samples are drawn at one time, to save memory.
     """
     generator, at_once = np.random.default_rng(seed), max(1, DRAWS // size)
     parts = [means(generator, min(at_once, samples - start)) for start in range(0, samples, at_once)]
-    return np.quantile(np.concatenate(parts), [(1 - LEVEL) / 2, (1 + LEVEL) / 2]).tolist()
+    ends = np.quantile(np.concatenate(parts, axis=-1), [(1 - LEVEL) / 2, (1 + LEVEL) / 2], axis=-1)
+    return ends.T.tolist()
 
 
 def _numbered(groups: Sequence[Hashable]) -> np.ndarray:

@@ -51,7 +51,7 @@ class NextItem(Evaluator):
         values = self._values(found.ranking.rank)
         details: dict[str, Any] = {"seen": str(self.seen), "search": found.how, "baselines": {}}
         for baseline in (baseline for baseline in SCORERS if baseline in self.baselines):
-            rank = from_rank_0(encode.world, lambda name=baseline: ranks_by(SCORERS[name], self.data, self.seen))
+            rank = from_rank_0(encode.world, lambda name=baseline: ranks_by(SCORERS[name], self.data, self.seen, name))
             details["baselines"][str(baseline)] = comparison(values, self._values(rank), self._groups)
         if before := before_training(self.untrained, encode.world):
             rank = self._ranked(before)[1].ranking.rank
@@ -102,11 +102,15 @@ class NextItem(Evaluator):
         return {"num_events": float(len(self.data)), "num_items": float(count), "num_unknown": float(unknown)}
 
     def _chance(self) -> dict[str, float]:
-        """Return metric → its expected value if all items are ranked at random."""
+        """Return metric → its expected value if the items that can be answers are ranked at random: all N, or, with
+        seen=drop, all but the other items of the history of each event."""
         count = len(self.data.items)
-        known = float((self.data.target_n < count).mean())
-        values = self._values(np.arange(1, count + 1))
-        return {name: known * float(v.mean()) for name, v in values.items()}
+        size_n = np.full(len(self.data), count)
+        if self.seen is Seen.drop:
+            size_n -= np.bincount(self.data.seen()[0], minlength=len(self.data))
+        known, up_to = size_n[self.data.target_n < count], np.arange(1, count + 1)
+        values = self._values(up_to)
+        return {name: float((np.cumsum(v) / up_to)[known - 1].sum()) / len(self.data) for name, v in values.items()}
 
     def _cases(self, own: tuple[np.ndarray, np.ndarray], found: Ranked, examples: int) -> list[Case]:
         ranking = found.ranking

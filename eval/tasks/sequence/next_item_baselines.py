@@ -11,8 +11,10 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import psutil
 from scipy import sparse
 
+from dyad.data.base.progress import tracked
 from dyad.data.question_passage.bm25 import build_bm25
 from dyad.data.sequence.histories import NextItems
 from dyad.data.sequence.items import ItemTexts
@@ -20,6 +22,8 @@ from dyad.data.shards.content_keys import Int64s
 from dyad.eval.config import Baseline
 from dyad.eval.metrics.matches import MISSED
 from dyad.train.eval_config import Seen
+
+SHARE = 0.5  # of the free memory, that the cosines of all pairs of items may take
 
 Score = Callable[[Int64s], np.ndarray]  # items of a history, oldest first, (k,) → the scores of all items, (N,)
 
@@ -51,18 +55,28 @@ def item_knn(data: NextItems) -> Score:
     """Return a function from a history to scores (N,), in which item j has the score Σ_i cos(u_i, u_j) over the
     different items i of the history, rounded to 9 decimals (Sarwar et al. 2001, section 3.1.1).
 
-    u_j, (U,): 1 for each user with a training event with j, else 0.
+    u_j, (U,): 1 for each user with a training event with j, else 0. If N ≤ U and SHARE of the free memory holds them,
+    the cosines of all pairs are computed once. A history then costs a sum of k rows of N numbers; else, a pass over all
+    training events.
     """
     item_e, user_e = _training(data)
     seen_UN = _matrix(user_e, item_e, (len(data.log.users), data_size(data)))
     seen_UN.data[:] = 1.0
     norm_N = np.sqrt(np.asarray(seen_UN.sum(0))[0])
-    unit_UN = seen_UN.multiply(1 / np.maximum(norm_N, 1)).tocsc()
+    unit_UN = seen_UN.multiply(1 / np.maximum(norm_N, 1)).tocsr()
+    unit_NU = unit_UN.T.tocsr()
+    users, count = unit_UN.shape
+    fits = 8 * count**2 <= SHARE * psutil.virtual_memory().available
+    cosine_NN = _product(unit_NU, unit_UN) if fits and count <= users else None
 
     def score(history_k: Int64s) -> np.ndarray:
         items = np.unique(history_k)
-        of_users = np.asarray(unit_UN[:, items].sum(1))[:, 0]
-        return np.round(unit_UN.T @ of_users, 9)  # so that sums in another order of users are equal
+        chosen_1N = _matrix(np.zeros_like(items), items, (1, count))
+        if cosine_NN is None:
+            scores_N = unit_NU @ (unit_UN @ chosen_1N.T).toarray()[:, 0]
+        else:
+            scores_N = (chosen_1N @ cosine_NN)[0]
+        return np.round(scores_N, 9)  # so that sums in another order are equal
 
     return score
 
@@ -93,15 +107,17 @@ SCORERS: dict[Baseline, Callable[[NextItems], Score]] = {
 }
 
 
-def ranks_by(make: Callable[[NextItems], Score], data: NextItems, seen: Seen) -> Int64s:
+def ranks_by(make: Callable[[NextItems], Score], data: NextItems, seen: Seen, name: str = "baseline") -> Int64s:
     """Return the rank of the right item of each event, int64 (n,), by a baseline; MISSED if its index is N or more.
 
     The rank is 1 + the number of items with a higher score, or with an equal score and a lower index. make: a baseline,
-    such as `popularity`. seen: whether the other items of the history are ranked too (keep) or not (drop).
+    such as `popularity`. seen: whether the other items of the history are ranked too (keep) or not (drop). name: the
+    label of the progress, which is shown on standard error.
     """
     score, target_n = make(data), data.target_n
     rank_n = np.full(len(data), MISSED)
-    for i in np.flatnonzero(target_n < data_size(data)).tolist():
+    known = np.flatnonzero(target_n < data_size(data)).tolist()
+    for i in tracked(known, name, len(known)):
         history_k, target = data.before(i), int(target_n[i])
         scores_N = np.array(score(history_k), np.float64)
         if seen is Seen.drop:
@@ -129,3 +145,11 @@ def _counts(data: NextItems) -> np.ndarray:
 def _matrix(rows: Int64s, columns: Int64s, shape: tuple[int, int]) -> Any:
     """Return a scipy CSR matrix of `shape` whose entry (r, c) is the number of positions with rows=r and columns=c."""
     return sparse.csr_matrix((np.ones(len(rows)), (rows, columns)), shape=shape)
+
+
+def _product(a: Any, b: Any) -> np.ndarray:
+    """Return the product of two scipy CSR matrices as a dense array, computed in blocks of rows, to save memory."""
+    dense = np.empty((a.shape[0], b.shape[1]))
+    for start in range(0, len(dense), 256):
+        (a[start : start + 256] @ b).toarray(out=dense[start : start + 256])
+    return dense

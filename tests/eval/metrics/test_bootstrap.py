@@ -104,6 +104,18 @@ def test_lengths_must_agree() -> None:
         interval([1.0, 2.0], ["a"])
 
 
+def test_metrics_with_the_same_groups_share_their_draws(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The intervals are those of each metric alone, to the last bit."""
+    generator, draws = np.random.default_rng(0), list[int]()
+    values = {name: generator.random(40) for name in ("HR@1", "recall", "MRR")}
+    groups = {"HR@1": [i // 2 for i in range(40)], "recall": [*range(40)], "MRR": [f"u{i // 2}" for i in range(40)]}
+    alone = {name: interval_or_none(v, groups[name]) for name, v in values.items()}
+    default_rng = np.random.default_rng
+    monkeypatch.setattr(np.random, "default_rng", lambda seed: draws.append(seed) or default_rng(seed))
+    found = bootstrap.summary(values, lambda name: groups[name])["intervals"]
+    assert list(found.items()) == list(alone.items()) and len(draws) == 2
+
+
 def test_the_mean_over_classes_against_a_plain_loop(monkeypatch) -> None:
     """Queries drawn one by one, classes of 1 to 60 queries; a class that was not drawn is not in the mean."""
     draw = np.random.default_rng(0)

@@ -10,12 +10,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from dyad.data.base import progress
 from dyad.data.config import SequenceConfig
 from dyad.data.sequence.histories import NextItems, next_items
 from dyad.data.sequence.items import ItemNumbers
 from dyad.data.sequence.log import read_log
 from dyad.eval.config import Baseline
 from dyad.eval.metrics.matches import MISSED
+from dyad.eval.tasks.sequence import next_item_baselines
 from dyad.eval.tasks.sequence.next_item import NextItem
 from dyad.eval.tasks.sequence.next_item_baselines import SCORERS, ranks_by
 from dyad.train.eval_config import Seen
@@ -76,6 +78,16 @@ def test_baselines_by_counting(baseline: Baseline, seen: Seen, events: NextItems
         assert got[i] == 1 + len(ahead), i
 
 
+def test_item_knn_ranks_alike_with_and_without_all_cosines(
+    events: NextItems, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(progress, "EVERY", 0)
+    found = ranks_by(SCORERS[Baseline.item_knn], events, Seen.keep, "item_knn")
+    assert "item_knn [" in capsys.readouterr().err
+    monkeypatch.setattr(next_item_baselines, "SHARE", 0)
+    assert (found == ranks_by(SCORERS[Baseline.item_knn], events, Seen.keep)).all()
+
+
 def test_metrics_are_those_of_one_right_item(events: NextItems) -> None:
     """The definitions of RecBole and ranx: with one relevant item, DCG is its gain and the ideal is 1."""
     evaluator = NextItem("val", "log", events, (1, 5, 10), Seen.keep)
@@ -93,3 +105,15 @@ def test_metrics_are_those_of_one_right_item(events: NextItems) -> None:
     assert chance["HR@5"] == pytest.approx(known * 5 / ITEMS) and chance["HR@10"] == pytest.approx(known)
     assert {*evaluator.higher_is_better()} == {*values}
     assert evaluator._sizes()["num_unknown"] == (events.target_n >= ITEMS).sum() > 0
+
+
+def test_chance_is_among_the_items_that_can_be_answers(events: NextItems) -> None:
+    """The mean over all places of the right item among the items that seen=drop leaves to each event."""
+    evaluator = NextItem("val", "log", events, (1, 5), Seen.drop)
+    wanted = []
+    for i, target in enumerate(events.target_n.tolist()):
+        places = range(1, 1 + ITEMS - len({*events.before(i).tolist()} - {target}))
+        wanted.append(np.mean([1 / place for place in places]) if target < ITEMS else 0.0)
+    chance = evaluator._chance()
+    assert chance["MRR"] == pytest.approx(np.mean(wanted))
+    assert chance["HR@5"] > NextItem("val", "log", events, (1, 5), Seen.keep)._chance()["HR@5"]
