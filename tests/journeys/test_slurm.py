@@ -74,6 +74,8 @@ def test_a_restart_goes_on_however_the_first_start_began(tmp_path: Path) -> None
     assert "resume=never" in sbatch("--dry-run", *arguments, **ALLOCATED).stdout
     again = sbatch("--dry-run", *arguments, **ALLOCATED, SLURM_RESTART_COUNT="1").stdout
     assert "resume" not in again and again.count(f"experiment=emoji run.dir={tmp_path} run.name=a") == 2
+    arguments[1] = f"resume={tmp_path}"  # a run goes on by itself that began at a checkpoint
+    assert arguments[1] in sbatch("--dry-run", *arguments, **ALLOCATED, SLURM_RESTART_COUNT="1").stdout
 
 
 def test_what_cannot_work_is_refused_before_anything_starts(tmp_path: Path) -> None:
