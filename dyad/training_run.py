@@ -39,8 +39,9 @@ from dyad.train.run_folder.folder import (
     open_run,
     plain,
     put_aside,
-    put_other_checkpoints_aside,
+    put_checkpoints_aside,
     recorded_state,
+    steps,
 )
 from dyad.train.run_folder.ledger import Ledger
 from dyad.train.run_folder.saving import CheckpointWriter, refuse_full_disk
@@ -88,7 +89,7 @@ class TrainingRun:
         calls it. Raises HardwareError if the disk has no room for the checkpoints, or the folder cannot be written."""
         refuse_full_disk(self.folder, self.components.modules, self.components.step.optimizer)
         with raise_named(self.folder):
-            open_run(self.config)
+            open_run(self.config, self.source.resume)
             if self.restored.batch_changed:
                 put_aside(self.folder, STEP_FILES)
             wandb_id = self.restored.metadata.get("wandb_id")
@@ -277,4 +278,4 @@ class TrainingRun:
         """
         first_step = self.schedule.first_step
         save(first_step, self.schedule.evaluation_owed, True)
-        rank_0_only(self.world, lambda: put_other_checkpoints_aside(self.folder, first_step))
+        rank_0_only(self.world, lambda: put_checkpoints_aside(self.folder, {*steps(self.folder)} - {first_step}))

@@ -85,11 +85,11 @@ from dyad.train.run_folder.restarts import after_failure
 run(lambda: sys.exit(not after_failure(pathlib.Path(sys.argv[1]), sys.argv[2], requeued=len(sys.argv) > 3)))' "$@"
 }
 
-dyad_going_on() { # sets the array `arguments`: those of a start that goes on, however the first start began
+dyad_going_on() { # sets the array `arguments`: those of a start that goes on: it does not begin again
     local argument
     arguments=()
     for argument; do
-        if [[ $argument != resume=* && $argument != resume.mode=* ]]; then arguments+=("$argument"); fi
+        if [[ ! $argument =~ ^resume(\.mode)?=never$ ]]; then arguments+=("$argument"); fi
     done
 }
 

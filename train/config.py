@@ -218,7 +218,7 @@ class TrackingConfig:
 @dataclass
 class ResumeConfig:
     mode: str = described(
-        "auto", "auto (the run's newest checkpoint), never, a checkpoint folder or RUN@best. Short: resume=…"
+        "auto", "auto (the run's newest checkpoint), never, or a checkpoint or RUN@best to begin at. Short: resume=…"
     )
     allow_batch_change: bool = described(False, "resume with another global_batch_size at the same number of samples")
     allow_more_data: bool = described(False, "resume with files added after the old ones; samples keep ids and state")

@@ -181,11 +181,12 @@ def _task_rules(config: TrainConfig) -> Iterator[str]:
 def _path_rules(config: TrainConfig) -> Iterator[str]:
     """Yield a message for each path in resume, init_from and the files of data.negatives that does not exist.
 
-    resume=auto and resume=never are no paths, and a file of data.negatives that is a URL is not checked.
+    Not checked are resume=auto and resume=never, which are no paths, the checkpoint where a run began that goes on by
+    itself (see resume_mode), and a file of data.negatives that is a URL.
     """
-    from dyad.train.run_folder.folder import without_best
+    from dyad.train.run_folder.folder import resume_mode, without_best
 
-    mode = config.resume.mode
+    mode = resume_mode(config)
     if mode not in ("auto", "never") and not without_best(Path(mode)).is_dir():
         hint = nearest(mode, ("auto", "never"))
         choices = "auto (go on where the run stopped), never (begin again), a checkpoint folder, RUN@best"

@@ -32,7 +32,7 @@ from dyad.train.run_folder.best_record import Best
 from dyad.train.run_folder.checkpoint import Checkpoint
 from dyad.train.run_folder.checkpoint_state import CheckpointState, restore
 from dyad.train.run_folder.digests import once_a_machine
-from dyad.train.run_folder.folder import check_run, folder_of, run_of
+from dyad.train.run_folder.folder import RESUMED_FROM, check_run, folder_of, recorded_state, resume_mode, run_of
 from dyad.train.run_folder.locate import locate
 from dyad.train.run_folder.named_tensors import restore_weights
 from dyad.train.run_folder.run_state import locked_folder
@@ -103,14 +103,16 @@ OTHERWISE = "Use the same data and batch, or start another run.name with init_fr
 
 @dataclass(frozen=True)
 class ResumeSource:
-    """The checkpoint folder that a run starts from, if any; at most one of the two attributes is not None.
+    """The checkpoint folder that a run starts from, if any: at most one of `resume` and `weights` is not None.
 
     resume: the run continues where this checkpoint was written. weights: only the weights of the towers are taken from
-    this checkpoint.
+    this checkpoint. named: the checkpoint that resume= named at the start of the run, for run_state.json; None if it
+    named none.
     """
 
     resume: Path | None = None
     weights: Path | None = None
+    named: str | None = None
 
 
 @dataclass(frozen=True)
@@ -146,7 +148,8 @@ class RestoredState:
 def lock_and_find(config: TrainConfig, folder: Path, stack: ExitStack) -> ResumeSource:
     """Lock the run folder until `stack` closes, and find the checkpoint to start from. Rank 0 alone calls it.
 
-    The keys `resume` and `init_from` choose the checkpoint; a new run has none. Raises ConfigError if the folder is in
+    The keys `resume` and `init_from` choose the checkpoint; a new run has none. A run that began at the checkpoint that
+    `resume` names goes on from its own newest one. Raises ConfigError if the folder is in
     use, if it has a run of another configuration, or if the chosen checkpoint does not exist; DataError if all
     checkpoints of the chosen run are damaged.
     """
@@ -154,11 +157,13 @@ def lock_and_find(config: TrainConfig, folder: Path, stack: ExitStack) -> Resume
         stack.enter_context(locked_folder(folder))
         check_run(config)
         checkpoint.tidy(folder)
-    mode, resume = config.resume.mode, None
-    if mode != "never":
-        resume = checkpoint.find(folder, print) if mode == "auto" else locate(Path(mode), print)
-    if resume or config.init_from is None:
-        return ResumeSource(resume)
+    mode = resume_mode(config)
+    if mode not in ("auto", "never"):
+        return ResumeSource(locate(Path(mode), print), named=str(Path(mode)))
+    if mode == "auto" and (resume := checkpoint.find(folder, print)):
+        return ResumeSource(resume, named=recorded_state(folder).get(RESUMED_FROM))
+    if config.init_from is None:
+        return ResumeSource()
     return ResumeSource(weights=locate(Path(config.init_from), print))
 
 

@@ -79,7 +79,8 @@ def train_run(world: World, config: TrainConfig) -> None:
         log = logger.print
         for line in (*describe_hardware(config, world, requested_precision), *run.describe(), *run.begin_stream()):
             log(line)
-        run_state = stack.enter_context(RunState(folder, schedule.first_step, schedule.total_steps, world.rank, hosts))
+        length = schedule.first_step, schedule.total_steps
+        run_state = stack.enter_context(RunState(folder, *length, world.rank, hosts, source.named))
         stop = stack.enter_context(StopRequest())
 
         def before_save() -> None:  # a resume must find the record of every step
@@ -130,7 +131,9 @@ def train_run(world: World, config: TrainConfig) -> None:
         run_state.write(status, step, checkpoint_seconds=round(writer.seconds, 3), best=best.known(step))
         if bad := monitor.bad_samples.total:
             log(f"{bad:,} samples could not be used, others took their place: {ledger.path}")
-        for line in (f"{status} at step {step}: {folder}", *best.describe(step)):
+        command = f"the same command{' without resume=never' * (config.resume.mode == 'never')}"
+        then = f"; {command} goes on from there" if status == "preempted" else ""
+        for line in (f"{status} at step {step}: {folder}{then}", *best.describe(step)):
             log(line)
         if status == "finished":
             evaluation.conclude(logger, config.tracking.report)

@@ -12,14 +12,15 @@ from test_detection import with_fault
 
 from dyad.data.shards.shards import open_shards
 from dyad.data.shards.sources import parse_sources
+from dyad.train.run_folder.folder import steps
 
 
-def stopped(jobs: Jobs, world: int, keys: dict[str, Any], step: int) -> Path:
-    """A start whose ranks are asked to stop before their step `step`, which is the last one that they take."""
+def stopped(jobs: Jobs, world: int, keys: dict[str, Any], step: int, first: int = 1) -> Path:
+    """A start whose ranks are asked to stop before their step `step`, the last that they take. first: of its log."""
     job = jobs.start(world, keys, observed=True, STOP=f"SIGTERM@{step}")
     outcome = job.ends()
     assert outcome.codes == [75] * world and not outcome.orphans, outcome.out
-    assert len(losses(job.run)) == step
+    assert [record["step"] for record in records(job.run)] == list(range(first, step + 1))
     return job.run
 
 
@@ -86,6 +87,31 @@ def test_on_other_numbers_of_loader_workers_alone(jobs: Jobs) -> None:
     run = jobs.run(2, {**keys, "data.workers": 3})
     assert digest(run) == digest(undisturbed)
     assert without_timings(run) == without_timings(undisturbed)
+
+
+def test_a_run_that_begins_at_a_named_checkpoint_goes_on_like_any_other(jobs: Jobs) -> None:
+    """In a folder of its own, and back in the run's own folder; also when keep has deleted the named checkpoint."""
+    keys = {**QUIET, "steps": 12, "checkpoint.every": 3}
+    run = jobs.run(1, {**keys, "checkpoint.keep": 9})
+    undisturbed, middle = without_timings(run), run / "checkpoints" / "step_00000006"
+    fork = {**keys, "checkpoint.keep": 1, "resume": middle, "run.name": "fork"}
+    assert stopped(jobs, 1, fork, 10, first=7) == run.parent / "fork"
+    again = jobs.start(1, fork).ends()
+    assert again.codes == [0] and "going on at step 10" in again.out, again.out
+    assert without_timings(run.parent / "fork") == [r for r in undisturbed if r["step"] > 6]
+
+    back = {**keys, "checkpoint.keep": 1, "resume": middle}
+    stopped(jobs, 1, back, 8)
+    assert steps(run) == [8] and not middle.exists()
+    (aside,) = run.glob("before-*")
+    assert steps(aside) == [12, 9]
+    for step, same in ((10, back), (11, {**back, "resume": "auto"})):
+        stopped(jobs, 1, same, step)
+    last = jobs.start(1, back).ends()
+    assert last.codes == [0] and "going on at step 11" in last.out, last.out
+    assert without_timings(run) == undisturbed
+    anew = jobs.start(1, {**keys, "resume": "never"}, observed=True, STOP="SIGTERM@2").ends()
+    assert anew.codes == [75] and "the same command without resume=never goes on from there" in anew.out, anew.out
 
 
 @pytest.mark.soak

@@ -70,8 +70,8 @@ def test_torchrun_stopped_and_gone_on_with(commands, tiny, tmp_path: Path) -> No
     assert said == [
         "2 processes on CPU, gloo, fp32, 0 loader workers each",
         f"{run}: 10000 steps of 32",
-        f"Stopped on request at step {stopped['step']}; the same command goes on from there",
-        f"preempted at step {stopped['step']}: {run}",
+        f"Stopped on request at step {stopped['step']}",
+        f"preempted at step {stopped['step']}: {run}; the same command goes on from there",
     ]
     keys["steps"] = stopped["step"] + 5
     assert [e.code for e in commands.world(2, *tiny(keys))] == [0, 0]

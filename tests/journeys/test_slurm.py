@@ -36,6 +36,14 @@ def shell(lines: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=ROOT, env=OUTSIDE | {"PATH": path}, capture_output=True, text=True, timeout=60)
 
 
+def stubs(folder: Path, **scripts: str) -> str:
+    """A PATH on which these commands are bash scripts in `folder`."""
+    for name, script in scripts.items():
+        (folder / name).write_text(f"#!/bin/bash\n{script}")
+        (folder / name).chmod(0o755)
+    return f"{folder}:{Path(sys.executable).parent}:{os.environ['PATH']}"
+
+
 # What would run ------------------------------------------------------------------------------------------------------
 
 
@@ -74,6 +82,8 @@ def test_a_restart_goes_on_however_the_first_start_began(tmp_path: Path) -> None
     assert "resume=never" in sbatch("--dry-run", *arguments, **ALLOCATED).stdout
     again = sbatch("--dry-run", *arguments, **ALLOCATED, SLURM_RESTART_COUNT="1").stdout
     assert "resume" not in again and again.count(f"experiment=emoji run.dir={tmp_path} run.name=a") == 2
+    arguments[1] = f"resume={tmp_path}"  # a run goes on by itself that began at a checkpoint
+    assert arguments[1] in sbatch("--dry-run", *arguments, **ALLOCATED, SLURM_RESTART_COUNT="1").stdout
 
 
 def test_what_cannot_work_is_refused_before_anything_starts(tmp_path: Path) -> None:
@@ -136,10 +146,7 @@ FIRST = "restart 1 of 1 at step 1: lost"
 def test_a_job_goes_on_with_its_nodes(
     tmp_path: Path, codes: str, starts: int, nodes: int, dead: int, told: list[str]
 ) -> None:
-    for name, script in {"srun": SRUN, "squeue": "", "scontrol": 'echo "$*"'}.items():
-        (tmp_path / name).write_text(f"#!/bin/bash\n{script}")
-        (tmp_path / name).chmod(0o755)
-    path = f"{tmp_path}:{Path(sys.executable).parent}:{os.environ['PATH']}"
+    path = stubs(tmp_path, srun=SRUN, squeue="", scontrol='echo "$*"')
     own = {"CODES": codes, "FOLDER": str(tmp_path / "a"), "DEAD": str(dead), "PATH": path}
     arguments = ["experiment=emoji", "resume=never", f"run.dir={tmp_path}", "run.name=a"]
     ended = sbatch(*arguments, **{**ALLOCATED, **own, "SLURM_JOB_NUM_NODES": str(nodes)})
@@ -150,6 +157,18 @@ def test_a_job_goes_on_with_its_nodes(
     assert [line for line in ended.stdout.splitlines() if "restart" in line] == told
     assert ("node n2 has failed 2 times in this run: leave it out" in ended.stdout) is (starts > 1)
     assert ended.stdout.count(f"requeue {ALLOCATED['SLURM_JOB_ID']}") == dead
+
+
+@pytest.mark.parametrize("array", [{}, {"SLURM_ARRAY_JOB_ID": ALLOCATED["SLURM_JOB_ID"], "SLURM_ARRAY_TASK_ID": "3"}])
+def test_a_stopped_task_of_an_array_queues_again_alone(tmp_path: Path, array: dict[str, str]) -> None:
+    """The last task has the number of the array, of which squeue lists each task."""
+    own = "_".join(array.values()) or ALLOCATED["SLURM_JOB_ID"]
+    stopped = 'echo \'{"status": "preempted", "step": 5, "time": "12:00"}\' >"$FOLDER/run_state.json"; exit 75'
+    squeue = f'[ "${{!#}}" = {own} ] || echo RUNNING; echo RUNNING'
+    path = stubs(tmp_path, srun=f'mkdir "$FOLDER"; {stopped}', squeue=squeue, scontrol='echo "$*"')
+    arguments = ["experiment=emoji", f"run.dir={tmp_path}", "run.name=a"]
+    ended = sbatch(*arguments, **ALLOCATED, **array, FOLDER=str(tmp_path / "a"), PATH=path)
+    assert ended.returncode == 75 and ended.stdout.splitlines()[-1] == f"requeue {own}", ended
 
 
 # The pieces ----------------------------------------------------------------------------------------------------------

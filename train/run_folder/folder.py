@@ -29,6 +29,7 @@ from dyad.train.config import Activation, Precision, TrainConfig
 from dyad.train.run_folder.older_runs import ADDED, UNNAMED, UNRECORDED, in_first_terms, in_present_terms
 
 CONFIG, STATE = "config.yaml", "run_state.json"
+RESUMED_FROM = "resumed_from"  # key of run_state.json: the checkpoint that resume= named when the run began there
 BEST_SUFFIX = "@best"
 FORMAT = 1  # version of the run folder, in run_state.json (1 if it has none); raised by the rule in checkpoint.py
 LARGEST, DEEPEST = 1 << 20, 64  # the most bytes, and the most levels of nesting, of a config.yaml that is read
@@ -226,14 +227,21 @@ def recorded_caption_per(config: TrainConfig) -> CaptionPer:
     return CaptionPer.line if used == CaptionPer.line else config.data.caption_per
 
 
+def resume_mode(config: TrainConfig) -> str:
+    """Return resume.mode; "auto" if it names the checkpoint where the run in the run folder began: that run goes on."""
+    folder, mode = run_folder(config), config.resume.mode
+    begun = recorded_state(folder).get(RESUMED_FROM) == str(Path(mode)) and steps(folder)
+    return "auto" if begun else mode
+
+
 def _begun_keys(config: TrainConfig) -> dict[str, Any]:
     """Return the configuration of the run that is resumed, dotted key → value; {} for a new run.
 
-    The resumed run is the one in the run folder, or the one whose checkpoint config.resume.mode names.
+    The resumed run is the one in the run folder, or the one whose checkpoint resume= names (see resume_mode).
     """
-    if config.resume.mode in ("auto", "never"):
+    if (mode := resume_mode(config)) in ("auto", "never"):
         return _resumed_keys(config) or {}
-    run = run_of(Path(config.resume.mode))
+    run = run_of(Path(mode))
     return flat(saved_config(run)) if run else {}
 
 
@@ -248,16 +256,23 @@ def _resumed_keys(config: TrainConfig) -> dict[str, Any] | None:
     return flat(saved_config(folder))
 
 
-def open_run(config: TrainConfig) -> Path:
+def open_run(config: TrainConfig, source: Path | None = None) -> Path:
     """Make the run folder, write its config.yaml and return the folder. Call it while the folder is locked.
 
-    With resume=never, files of an earlier run are first moved to a subfolder (see `put_aside`). Raises ConfigError when
-    the folder has a checkpoint whose configuration trains other weights (see `check_run`).
+    What does not belong to the run is first moved to a subfolder (see `put_aside`): with resume=never or a checkpoint
+    of another folder, all files of an earlier run; with resume= an own checkpoint, the checkpoints after it. source:
+    the checkpoint that the run starts from. Raises ConfigError when the folder has a checkpoint whose configuration
+    trains other weights (see `check_run`).
     """
     check_run(config)
     folder = run_folder(config)
-    if config.resume.mode == "never" and steps(folder):
-        put_aside(folder, RUN_FILES)
+    saved = {folder_of(folder, step).resolve(): step for step in steps(folder)}
+    if saved and resume_mode(config) != "auto":
+        begun = saved.get(source.resolve()) if source else None
+        if begun is None:
+            put_aside(folder, RUN_FILES)
+        else:
+            put_checkpoints_aside(folder, [step for step in saved.values() if step > begun])
     folder.mkdir(parents=True, exist_ok=True)
     write_bytes(folder / CONFIG, OmegaConf.to_yaml(OmegaConf.create(plain(config))).encode())
     return folder
@@ -272,24 +287,24 @@ def put_aside(folder: Path, names: Iterable[str]) -> None:
             os.rename(folder / name, aside / name)
 
 
-def put_other_checkpoints_aside(folder: Path, step: int) -> None:
-    """Move all checkpoints but that of `step` into a subfolder (see `put_aside`), the oldest first.
+def put_checkpoints_aside(folder: Path, moved: Iterable[int]) -> None:
+    """Move the checkpoints of the steps `moved` into a subfolder (see `put_aside`), the oldest first.
 
     Raises HardwareError if they cannot be moved.
     """
     with raise_named(folder):
-        put_aside(folder, [f"checkpoints/{folder_of(folder, s).name}" for s in reversed(steps(folder)) if s != step])
+        put_aside(folder, [f"checkpoints/{folder_of(folder, step).name}" for step in sorted(moved)])
 
 
 def is_finished(config: TrainConfig) -> bool:
     """Whether run_state.json says that the run of this configuration is finished, and its last checkpoint exists.
 
-    Always False if resume is not auto, if `config` asks for another number of steps than the run had, or if
+    Always False if resume_mode is not auto, if `config` asks for another number of steps than the run had, or if
     resume.allow_batch_change or resume.allow_more_data is set, as these options may make the run longer.
     """
     folder, resume = run_folder(config), config.resume
     # more data or another batch size may have made the run longer
-    if resume.mode != "auto" or resume.allow_batch_change or resume.allow_more_data:
+    if resume_mode(config) != "auto" or resume.allow_batch_change or resume.allow_more_data:
         return False
     state = recorded_state(folder)
     step = state.get("step")

@@ -5,8 +5,10 @@
 
 hosts: after an error, the machines of the ranks that failed, if it was a hardware failure. At the end of a run also
 "checkpoint_seconds": seconds spent writing checkpoints since the start, most of them in the background; and "best": the
-best checkpoint (best_record.py), or null. A run that was killed still says "running". torchrun turns every exit code
-into 1, so decide by this file whether to requeue a job. The lock keeps a second run out of a folder that is in use.
+best checkpoint (best_record.py), or null. Of a run that began at a checkpoint named by resume=, also "resumed_from":
+that name; a start that names it again goes on with the run. A run that was killed still says "running". torchrun turns
+every exit code into 1, so decide by this file whether to requeue a job. The lock keeps a second run out of a folder
+that is in use.
 """
 
 import fcntl
@@ -21,7 +23,7 @@ from dyad.data.base.errors import ConfigError, HardwareError
 from dyad.data.base.files import raise_named, write_json
 from dyad.data.base.secrets import without_secrets
 from dyad.train.run_folder.best_record import Best
-from dyad.train.run_folder.folder import FORMAT, STATE
+from dyad.train.run_folder.folder import FORMAT, RESUMED_FROM, STATE
 
 LOCK = ".lock"
 
@@ -32,14 +34,22 @@ class RunState:
     As a context manager it writes "running" on entry, and "failed" with the error when the block raises. The block
     itself must write any other end ("finished" or "preempted") with `write`. run_dir: the run folder; None: nothing is
     written. step: finished optimiser steps at the start. rank: that of this process. hosts: the machine of each rank.
+    resumed_from: an entry of the file, if it is not None.
     """
 
     def __init__(
-        self, run_dir: Path | None, step: int, total_steps: int, rank: int = 0, hosts: Sequence[str] = ()
+        self,
+        run_dir: Path | None,
+        step: int,
+        total_steps: int,
+        rank: int = 0,
+        hosts: Sequence[str] = (),
+        resumed_from: str | None = None,
     ) -> None:
         self._path = run_dir and run_dir / STATE
         self._step, self._total_steps = step, total_steps
         self._rank, self._hosts, self._writes = rank, hosts, rank == 0
+        self._kept = {} if resumed_from is None else {RESUMED_FROM: resumed_from}
 
     def __enter__(self) -> "RunState":
         self.write("running", pid=os.getpid(), host=socket.gethostname())
@@ -67,7 +77,7 @@ class RunState:
             now = datetime.now().astimezone().isoformat(timespec="seconds")
             state = {"status": status, "step": self._step, "total_steps": self._total_steps, "time": now}
             with raise_named(self._path):
-                write_json(self._path, {"format": FORMAT, **state, **without_secrets(entries)})
+                write_json(self._path, {"format": FORMAT, **state, **self._kept, **without_secrets(entries)})
 
 
 @contextmanager

@@ -78,7 +78,7 @@ def fit(
             owed, save_due = schedule.due(done, schedule.evaluate_every), schedule.due(done, schedule.save_every)
     except Stopped:
         save(done, owed, True)
-        logger.print(f"Stopped on request at step {done}; the same command goes on from there")
+        logger.print(f"Stopped on request at step {done}")
         return "preempted", done
 
 

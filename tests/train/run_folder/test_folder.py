@@ -1,0 +1,57 @@
+"""What a start moves aside in its run folder, and where a run goes on that began at a checkpoint named by resume=."""
+
+import json
+from pathlib import Path
+
+from dyad.train.cli.compose import compose_config
+from dyad.train.config import TrainConfig
+from dyad.train.run_folder.folder import STATE, is_finished, open_run, resume_mode, run_folder, steps
+from dyad.train.run_folder.run_state import RunState
+
+
+def configured(folder: Path, *words: str, name: str = "a") -> TrainConfig:
+    return compose_config(["experiment=emoji_scratch", f"run.dir={folder}", f"run.name={name}", "steps=40", *words])
+
+
+def begun(config: TrainConfig, *saved: int) -> Path:
+    """A run folder with checkpoints of these steps, and a line of metrics."""
+    run = open_run(config)
+    for step in saved:
+        (run / "checkpoints" / f"step_{step:08d}").mkdir(parents=True)
+    (run / "metrics.jsonl").write_text('{"step": 1}\n')
+    return run
+
+
+def test_from_an_earlier_checkpoint_of_its_own_those_after_it_are_put_aside(tmp_path: Path) -> None:
+    run = begun(configured(tmp_path), 10, 20, 30)
+    middle = run / "checkpoints" / "step_00000020"
+    open_run(configured(tmp_path, f"resume={middle}"), middle)
+    (aside,) = run.glob("before-*")
+    assert steps(run) == [20, 10] and steps(aside) == [30] and (run / "metrics.jsonl").exists()
+
+
+def test_from_a_checkpoint_of_another_run_the_whole_run_there_is_put_aside(tmp_path: Path) -> None:
+    other = begun(configured(tmp_path, name="b"), 20) / "checkpoints" / "step_00000020"
+    run = begun(configured(tmp_path), 10, 30)
+    open_run(configured(tmp_path, f"resume={other}"), other)
+    (aside,) = run.glob("before-*")
+    assert steps(run) == [] and steps(aside) == [30, 10] and (aside / "metrics.jsonl").exists()
+
+
+def test_the_same_resume_goes_on_once_it_has_begun(tmp_path: Path) -> None:
+    named = tmp_path / "b" / "checkpoints" / "step_00000020"
+    config = configured(tmp_path, f"resume={named}/")
+    run = run_folder(config)
+    with RunState(run.parent, 20, 40, resumed_from=str(named)):  # that of another folder
+        assert resume_mode(config) == config.resume.mode
+    run.mkdir()
+    with RunState(run, 20, 40, resumed_from=str(named)) as record:
+        assert resume_mode(config) == config.resume.mode  # no checkpoint of its own
+        begun(config, 40)
+        assert resume_mode(config) == "auto" and not is_finished(config)
+        record.write("finished", 40)
+    assert json.loads((run / STATE).read_text())["resumed_from"] == str(named)
+    assert is_finished(config)
+    assert resume_mode(configured(tmp_path, f"resume={named}1")) == f"{named}1"
+    open_run(config)
+    assert steps(run) == [40]
