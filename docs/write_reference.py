@@ -242,7 +242,10 @@ def metrics_page() -> str:
 
 def files_page() -> str:
     """Return the page of all files of the program, by folder, each with the first paragraph of its docstring."""
-    parts = [f"# Files\n\n{NOTE}", "Every module of Dyad with the first paragraph of its docstring. Search this page.\n"]
+    parts = [
+        f"# Files\n\n{NOTE}",
+        "Every module of Dyad with the first paragraph of its docstring. Search this page.\n",
+    ]
     for folder in sorted(path.parent for top in PACKAGES for path in (ROOT / top).rglob("__init__.py")):
         parts.append(f"## {folder.relative_to(ROOT)}/\n\n{_said_by(folder / '__init__.py')}\n")
         modules = [path for path in sorted(folder.glob("*.py")) if not path.name.startswith("__")]

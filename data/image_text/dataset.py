@@ -284,11 +284,12 @@ class ImageText:
 
 
 def text_key(sample: ShardSample, text: str, config: DataConfig) -> int:
-    """Return the content key (64-bit hash) of the caption `text`. If data.text_key is set, return instead the hash of
-    the sample's json field of this name, so that captions with the same value there share a key."""
-    if config.text_key is not None:
-        text = str(sample.field(config.text_key, " data.text_key=null takes the text itself."))
-    return content_key(text.encode())
+    """Return the content key (64-bit hash) of the caption `text`. If data.text_key is set, and the sample's json field
+    of this name is not null, return instead the hash of this field, so that captions with the same value there share a
+    key. Raises SampleError when there is no such field, or when it is no valid Unicode."""
+    hint = " data.text_key=null takes the text itself."
+    meaning = None if config.text_key is None else sample.named(config.text_key, hint)
+    return content_key((text if meaning is None else meaning).encode())
 
 
 def caption_draws(sample: ShardSample, config: DataConfig) -> Iterator[tuple[int, float, str]]:

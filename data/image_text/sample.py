@@ -98,10 +98,10 @@ class ShardSample:
             raise SampleError(f"{self.where} has no field '{name}'; {there}.{nearest(name, self.fields)}{hint}")
         return self.fields[name]
 
-    def named(self, name: str) -> str | None:
+    def named(self, name: str, hint: str = "") -> str | None:
         """Return the value of the field `name` in a sample's json member as text; None if it is null. Raises
-        SampleError when there is no such field, or when its value is no valid Unicode."""
-        value = self.field(name)
+        SampleError when there is no such field, with `hint` at its end, or when its value is no valid Unicode."""
+        value = self.field(name, hint)
         if SURROGATE.search(str(value)):
             raise SampleError(f"{self.where}: its field '{name}' has half a surrogate pair: it is no Unicode.")
         return None if value is None else str(value)
