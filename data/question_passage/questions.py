@@ -31,10 +31,10 @@ from dyad.data.tables.image_table import TableOptions
 from dyad.data.tables.prepare import checked_tables, prepared_tables, table_options
 
 FORMAT = "1"
-COLUMNS = "2"  # format of RowQuestions.columns; it does not enter the fingerprint
+COLUMNS = "3"  # format of RowQuestions.columns; it does not enter the fingerprint
 JUDGED_FORMAT = "3"  # format of the array of `BeirQuestions._judged`; it does not enter the fingerprint
 HEADER = 4  # count of the numbers at the start of this array
-LENGTH = 2  # index of the row of lengths in RowQuestions.columns, after the two rows of `hash_ids`
+LENGTH, KEY = 2, 3  # rows of RowQuestions.columns, after the two of `hash_ids`
 LISTS = ("positives", "negatives", "hard_negatives")
 
 
@@ -165,6 +165,11 @@ class QuestionRows:
         return np.concatenate([source.columns[LENGTH] for source in self.sources])
 
     @property
+    def text_keys(self) -> Int64s:
+        """The hash of the text of each question, as `Passage.key` of an untitled passage, int64 (number of rows,)."""
+        return np.concatenate([source.columns[KEY] for source in self.sources])
+
+    @property
     def id_hashes(self) -> Int64s:
         """The 128-bit hashes of the ids of all questions, each in two integers, as `hash_ids` makes them: int64 (2,
         number of rows)."""
@@ -183,10 +188,10 @@ class QuestionRows:
 class RowQuestions:
     """The question rows of files in any of the formats in formats.FORMATS. Can be pickled.
 
-    A question without an id gets its content key in hexadecimal digits as id, as `python -m data pack` does, so the id
-    does not depend on the name or folder of the file. columns, int64 (3, n), memory-mapped: two rows with the 128-bit
-    hash of each question's id, one row with the number of bytes of its text. relevance: the setting data.relevance.
-    The constructor and the methods that read rows raise DataError, naming the row, for one that cannot be used.
+    A question without an id gets the name of its content key as id, as `python -m data pack` does, so the id does not
+    depend on the name or folder of the file. columns, int64 (4, n), memory-mapped: two rows with the 128-bit hash of
+    each question's id, one with the number of bytes of its text, one with the hash of its text. relevance: the setting
+    data.relevance.
     """
 
     left_out = ""
@@ -237,13 +242,14 @@ class RowQuestions:
         return replace(record, question=replace(record.question, id=question_id))
 
     def _columns(self) -> Int64s:
-        """Compute an array int64 (3, n) for n question rows: the hash of each question's id in two integers, and the
-        number of bytes of its text. Reads every row once, so that a bad row is reported before training starts."""
-        columns = np.empty((3, len(self)), np.int64)
+        """Compute an array int64 (4, n) for n question rows: the hash of each question's id in two integers, the number
+        of bytes of its text, and the hash of its text. Reads every row once, so that a bad row is reported before
+        training starts."""
+        columns = np.empty((4, len(self)), np.int64)
 
         def read_id(i: int) -> str:
             question = self.row(i).question
-            columns[LENGTH, i] = len(question.text.encode())
+            columns[LENGTH:, i] = len(question.text.encode()), Passage(question.text).key
             return question.id
 
         columns[:LENGTH] = hash_ids(map(read_id, range(len(self))))
@@ -310,7 +316,7 @@ class BeirQuestions:
     @property
     def columns(self) -> Int64s:
         rows = self._mapped.array[HEADER : HEADER + self._count]
-        return np.stack([*self.queries.id_hashes[:, rows], self.queries.lengths[rows]])
+        return np.stack([*self.queries.id_hashes[:, rows], self.queries.lengths[rows], self.queries.keys[rows]])
 
     def origin(self, i: int) -> tuple[str, str]:
         return self.queries.rows.shards.origin(int(self._mapped.array[HEADER + i]))

@@ -4,7 +4,8 @@ Queries and items are questions and passages (eval/mine/passages.py), or images 
 (eval/mine/images.py).
 A search with the model gives each query its best items, ranked from 1. Those from first_rank to last_rank are
 candidates; a candidate is left out for the first of these reasons that holds, and the others keep their ranks:
-    right      it is a right item of the query, by its id or meaning, or because its text is that of a right item
+    right      it is a right item of the query, by its id or meaning, or because its text is that of a right item, and
+               its title too, if both have titles and the model reads them
     unscored   a file with scores of another model is given, and the file has no score for it
     unknown    a margin is set, but no right item of the query has a score (for example none is among the items)
     margin     its score is above the best score of a right item minus the margin
@@ -35,7 +36,7 @@ from dyad.data.base.files import raise_named, whole_file, write_json
 from dyad.data.config import AnswerMatch, MiningConfig
 from dyad.data.loading.order import local_rows
 from dyad.data.question_passage.answers import prepared
-from dyad.data.shards.content_keys import Int64s
+from dyad.data.shards.content_keys import Int64s, content_key
 from dyad.data.shards.storage import sha256_of
 from dyad.eval.encode.embeddings import Ids, SizedItems, encode_corpus, identity_of
 from dyad.eval.encode.encoder import Encoder
@@ -57,7 +58,8 @@ class LabelledQuery:
 
     answers: texts that no negative may contain. keys: content keys (hashes of the text) of right items, int64.
     positions: indices of right items, int64: of those given by id, and for each right text of the first item with it.
-    query_D: embedding of the query, float32 (D,).
+    query_D: embedding of the query, float32 (D,). texts: hashes (`content_key`) of the texts with which an item is
+    right under any title.
     """
 
     id: str
@@ -65,6 +67,7 @@ class LabelledQuery:
     keys: Int64s
     positions: Int64s
     query_D: np.ndarray
+    texts: frozenset[int] = frozenset()
 
 
 class Side(NamedTuple):
@@ -242,7 +245,8 @@ def _chosen(
             counts["beyond_keep"] += len(left) - number  # their texts are not read
             break
         key, (name, text) = int(keys_k[i]), source.data.item(int(hits.positions[i]))
-        reason = "repeated" if key in seen else "answer" if wrong.within(text) else ""
+        copy = content_key(text.encode()) in query.texts
+        reason = "right" if copy else "repeated" if key in seen else "answer" if wrong.within(text) else ""
         seen.add(key)
         if reason:
             counts[reason] += 1
@@ -256,9 +260,10 @@ def _reasons(
 ) -> np.ndarray:
     """Find the first reason to leave out each of the k hits (items that the search found) of a query.
 
-    Returns (k,) indices into BY_NUMBERS, the tuple of reasons; 0 stands for no reason. The reasons "repeated" and
-    "answer", which need the text of the item, are not checked. keys_k: content keys (hashes of the text) of the
-    hits. Margins and max_score apply to source.scores, or to the scores of the search if source.scores is None.
+    Returns (k,) indices into BY_NUMBERS, the tuple of reasons; 0 stands for no reason. What needs the text of the item
+    is not checked: "repeated", "answer", and whether the item is right under any title. keys_k: content keys (hashes of
+    the text) of the hits. Margins and max_score apply to source.scores, or to the scores of the search if source.scores
+    is None.
     """
     right_k = np.isin(keys_k, query.keys) | np.isin(hits.positions, query.positions)
     if source.scores is None:

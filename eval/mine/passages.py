@@ -2,16 +2,17 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import ClassVar
 
 import numpy as np
 
-from dyad.data.config import DataConfig
+from dyad.data.config import DataConfig, Title
 from dyad.data.question_passage.corpus import Corpus
 from dyad.data.question_passage.dataset import TokenizeTexts, passage_texts, question_texts
 from dyad.data.question_passage.questions import QuestionRows
-from dyad.data.shards.content_keys import Int64s
-from dyad.eval.metrics.matches import positions_with
+from dyad.data.shards.content_keys import Int64s, content_key
+from dyad.eval.metrics.matches import Labels, Matches, positions_with
 from dyad.eval.mine.mining import LabelledQuery, Side
 
 
@@ -52,7 +53,7 @@ class QuestionsAndPassages:
         return str(passage.id), passage.text
 
     def labelled(self, groups: Sequence[list[int]], queries_bD: np.ndarray) -> list[LabelledQuery]:
-        """Return b questions with the corpus indices of all their right passages, found by id or by text."""
+        """Return b questions with the corpus indices of all their right passages, found by id or by title and text."""
         asked = [self._question(rows, query_D) for rows, query_D in zip(groups, queries_bD, strict=True)]
         keys_m = self.corpus.keys
         found = positions_with(
@@ -65,19 +66,32 @@ class QuestionsAndPassages:
         return [replace(one, positions=np.union1d(one.positions, np.array(more, np.int64))) for one, more in pairs]
 
     def _question(self, numbers: Sequence[int], query_D: np.ndarray) -> LabelledQuery:
-        """Build one question from its rows, with the corpus indices of the right passages that the rows give by id.
+        """Build one question from its rows and all other rows with its text, with the corpus indices of the right
+        passages that these rows give by id.
 
-        numbers: the row indices. query_D: the embedding of the question. Only content keys and corpus indices of
-        passages are kept, because the rows with all their passages take a thousand times as much memory.
+        A passage is also right if only its text is that of a right one and one of the two has no title, or titles are
+        dropped. numbers: the row indices. query_D: the embedding of the question. Only content keys and corpus indices
+        of passages are kept, because the rows with all their passages take a thousand times as much memory.
         """
-        keys: set[int] = set()
+        keys, texts = set[int](), set[int]()
         ids: list[str] = []
         answers: dict[str, None] = {}
-        for number in numbers:
+        for number in sorted({same for i in numbers for same in self._same_text.pairs(i, i + 1)[1].tolist()}):
             row = self.questions.row(number)
-            keys.update(row.positives.keys)
-            ids += [passage.id for passage in row.positives if passage.id is not None]
+            for passage in row.positives:
+                keys.update((passage.key, replace(passage, title="").key))
+                if not passage.title or self.config.passage.title is Title.drop:
+                    texts.add(content_key(passage.text.encode()))
+                if passage.id is not None:
+                    ids.append(passage.id)
             answers.update(dict.fromkeys(answer for answer in row.question.answers if answer.strip()))  # "" is in all
         name, positions = self.questions.question(numbers[0]).id, self.corpus.positions(ids)
         right = positions[positions >= 0]
-        return LabelledQuery(name, tuple(answers), np.array(sorted(keys), dtype=np.int64), right, query_D)
+        own = np.array(sorted(keys), dtype=np.int64)
+        return LabelledQuery(name, tuple(answers), own, right, query_D, frozenset(texts))
+
+    @cached_property
+    def _same_text(self) -> Matches:
+        keys_n = self.questions.text_keys
+        rows = Labels(np.arange(len(keys_n)), keys_n, len(keys_n))
+        return Matches(rows, rows)

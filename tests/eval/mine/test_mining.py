@@ -3,6 +3,7 @@
 import json
 import os
 import tracemalloc
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,17 +15,20 @@ from helpers.mining import mined, random_source, read_lines, row, source, write_
 
 from dyad.data.base.command_line import parse_options
 from dyad.data.base.errors import ConfigError, DataError, HardwareError
-from dyad.data.config import MiningConfig
+from dyad.data.config import MiningConfig, Title
+from dyad.data.question_passage.corpus import open_corpus
 from dyad.data.shards.storage import sha256_of
 from dyad.eval.config import MineCommand
 from dyad.eval.metrics import matches
 from dyad.eval.mine import mining
 from dyad.eval.mine.mining import MiningInput, grouped
 from dyad.eval.mine.pair_scores import read_pair_scores
+from dyad.eval.mine.passages import QuestionsAndPassages
 
 # Ranks of the one question: p0 .95 (1), p1 .90 (2), p2 .85 (3) … p9 .50 (10)
 TEXTS = ["zero", "one", "right", "three", "four", "right", "six", "three", "eight Paris", "nine"]
 SCORES = 0.95 - 0.05 * np.arange(10)[:, None]
+NO_NEGATIVES: dict[str, list] = {"negative_passages": []}
 
 
 def of_one(tmp_path: Path, answers: tuple[str, ...] = (), judged: str | None = None, **settings: Any):
@@ -103,6 +107,35 @@ def test_rows_of_one_question_share_what_is_right(tmp_path: Path) -> None:
     negatives, summary = mined(found, tmp_path / "out", last_rank=10)
     assert list(negatives) == ["a", "b"] and summary["questions"] == 2
     assert negatives["a"] == ["p2", "p3", "p4", "p6", "p8"]
+
+
+def test_rows_of_one_text_share_what_is_right(tmp_path: Path) -> None:
+    """As in a table of pairs with ids: each line has its own question, and no right passage of the other."""
+    rows = [{**row(name, [right]), "query_text": text} for name, right, text in (("a", "p0", "?"), ("b", "p3", "?"))]
+    found = source(tmp_path / "data", TEXTS, [*rows, row("c", ["p9"])], np.repeat(SCORES, 3, axis=1))
+    negatives, summary = mined(found, tmp_path / "out", last_rank=10)
+    assert negatives["a"] == negatives["b"] == ["p1", "p2", "p4", "p6", "p8", "p9"] and summary["questions"] == 3
+    assert negatives["c"][0] == "p0"
+
+
+@pytest.mark.parametrize(
+    ("own", "title", "of_corpus", "right"),
+    [
+        ("", Title.join, "Tea", True),
+        ("Tea", Title.join, "", True),
+        ("Tea", Title.join, "Faust", False),
+        ("Tea", Title.drop, "Faust", True),
+    ],
+)
+def test_a_right_text_without_its_title(tmp_path: Path, own: str, title: Title, of_corpus: str, right: bool) -> None:
+    rows = [{"query_id": "q", "query": "?", "positive_passages": [{"text": "two", "title": own}], **NO_NEGATIVES}]
+    found = source(tmp_path / "data", TEXTS[:2], rows, SCORES[:3])
+    lines = [{"docid": f"p{i}", "text": text, "title": of_corpus} for i, text in enumerate(("zero", "one", "two"))]
+    corpus = open_corpus(str(write_lines(tmp_path / "titled.jsonl", lines)), "corpus")
+    assert isinstance(found.data, QuestionsAndPassages)
+    found.data.config.passage.title = title
+    negatives, summary = mined(replace(found, data=replace(found.data, corpus=corpus)), tmp_path / "out")
+    assert negatives["q"] == ["p0", "p1", "p2"][: 3 - right] and summary["left_out"].get("right", 0) == right
 
 
 def test_no_margin_without_a_right_passage_in_the_corpus(tmp_path: Path) -> None:
@@ -230,7 +263,7 @@ def test_half_precision_passages(tmp_path: Path) -> None:
 
 def test_memory_does_not_grow_with_what_rows_hold(tmp_path: Path) -> None:
     lists = {"positive_passages": [{"text": "one"}], "negative_passages": [{"text": "x" * 500_000}]}
-    rows = [{"query_id": f"q{i}", "query": "?", **lists} for i in range(40)]
+    rows = [{"query_id": f"q{i}", "query": f"{i}?", **lists} for i in range(40)]
     found = source(tmp_path / "data", TEXTS, rows, np.repeat(SCORES, 40, axis=1))
     tracemalloc.start()
     negatives, _ = mined(found, tmp_path / "out", last_rank=10)
