@@ -162,8 +162,8 @@ def test_the_lines_prepare_a_transparent_image_as_the_run_does(
     monkeypatch.chdir(tmp_path)
     across, down = np.meshgrid(np.linspace(0, 255, 90), np.linspace(0, 255, 60))
     Image.fromarray(np.stack([across, down, 255 - across, down], 2).astype(np.uint8), "RGBA").save("image.png")
-    found: dict[str, Any] = {"np": np}
-    exec(text[text.index("from PIL") : text.index("images = ")], found)
+    (tmp_path / "lines.py").write_text(text[text.index("from PIL") : text.index("images = ")])
+    found = runpy.run_path(str(tmp_path / "lines.py"), {"np": np})
     want = evaluation_transform(decode(Path("image.png").read_bytes(), 10**6), spec).numpy()
     assert np.abs(found["pixels"][0].astype(int) - want).mean() < 1
 
