@@ -156,9 +156,11 @@ def test_finished_again_anew_and_from_elsewhere(commands, tiny, tmp_path: Path) 
     assert (again.code, again.out) == (0, f"already finished: {run}\n")
     # as if killed after the last step, before its page was made
     assert not (run / "report.html").exists()
-    (run / "run_state.json").write_text(json.dumps({**state(run), "status": "running"}))
-    late = commands.run(*tiny({"run.name": "a", "checkpoint.every": 3, "tracking.report": "true"}))
-    assert late.code == 0 and (run / "report.html").exists() and state(run)["status"] == "finished", late.out
+    for status in ("running", "finished"):
+        (run / "report.html").unlink(missing_ok=True)
+        (run / "run_state.json").write_text(json.dumps({**state(run), "status": status}))
+        late = commands.run(*tiny({"run.name": "a", "checkpoint.every": 3, "tracking.report": "true"}))
+        assert late.code == 0 and (run / "report.html").exists() and state(run)["status"] == "finished", late.out
     assert (run / "metrics.jsonl").read_bytes() == metrics
 
     middle = run / "checkpoints" / "step_00000003"

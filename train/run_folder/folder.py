@@ -28,7 +28,7 @@ from dyad.data.config import CaptionPer
 from dyad.train.config import Activation, Precision, TrainConfig
 from dyad.train.run_folder.older_runs import ADDED, UNNAMED, UNRECORDED, in_first_terms, in_present_terms
 
-CONFIG, STATE = "config.yaml", "run_state.json"
+CONFIG, STATE, REPORT = "config.yaml", "run_state.json", "report.html"
 RESUMED_FROM = "resumed_from"  # key of run_state.json: the checkpoint that resume= named when the run began there
 BEST_SUFFIX = "@best"
 FORMAT = 1  # version of the run folder, in run_state.json (1 if it has none); raised by the rule in checkpoint.py
@@ -297,7 +297,8 @@ def put_checkpoints_aside(folder: Path, moved: Iterable[int]) -> None:
 
 
 def is_finished(config: TrainConfig) -> bool:
-    """Whether run_state.json says that the run of this configuration is finished, and its last checkpoint exists.
+    """Whether the run of this configuration is finished: run_state.json says so, its last checkpoint exists, and with
+    tracking.report also its report.html, which is written last.
 
     Always False if resume_mode is not auto, if `config` asks for another number of steps than the run had, or if
     resume.allow_batch_change or resume.allow_more_data is set, as these options may make the run longer.
@@ -309,6 +310,8 @@ def is_finished(config: TrainConfig) -> bool:
     state = recorded_state(folder)
     step = state.get("step")
     if state.get("status") != "finished" or type(step) is not int or not folder_of(folder, step).exists():
+        return False
+    if config.tracking.report and not (folder / REPORT).exists():  # killed before it was written
         return False
     old = _resumed_keys(config) or {}
     return all(old.get(key) == getattr(config, key) for key in LENGTH)

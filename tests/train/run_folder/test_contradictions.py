@@ -87,7 +87,7 @@ def test_a_state_with_another_step_is_no_finished_run(tmp_path: Path, step: Any)
     from dyad.train.cli.compose import compose_config
     from dyad.train.run_folder.folder import is_finished, run_folder
 
-    config = compose_config(["data.train=x", "steps=3", "run.name=a", f"run.dir={tmp_path}"])
+    config = compose_config(["data.train=x", "steps=3", "run.name=a", f"run.dir={tmp_path}", "tracking.report=false"])
     (tmp_path / "a" / "checkpoints" / "step_00000003").mkdir(parents=True)
     (run_folder(config) / STATE).write_text(json.dumps({"status": "finished", "step": step}))
     assert recorded_state(run_folder(config)) and not is_finished(config)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from dyad.train.cli.compose import compose_config
 from dyad.train.config import TrainConfig
-from dyad.train.run_folder.folder import STATE, is_finished, open_run, resume_mode, run_folder, steps
+from dyad.train.run_folder.folder import REPORT, STATE, is_finished, open_run, resume_mode, run_folder, steps
 from dyad.train.run_folder.run_state import RunState
 
 
@@ -51,6 +51,8 @@ def test_the_same_resume_goes_on_once_it_has_begun(tmp_path: Path) -> None:
         assert resume_mode(config) == "auto" and not is_finished(config)
         record.write("finished", 40)
     assert json.loads((run / STATE).read_text())["resumed_from"] == str(named)
+    assert not is_finished(config)  # killed before its report was written
+    (run / REPORT).touch()
     assert is_finished(config)
     assert resume_mode(configured(tmp_path, f"resume={named}1")) == f"{named}1"
     open_run(config)
