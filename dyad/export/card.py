@@ -93,8 +93,8 @@ def licence(folder: Path) -> str:
         text = file.read().decode(errors="replace")
     if read_json(folder / SETTINGS).get("card") != digest(text):
         raise ConfigError(
-            f"{folder / CARD} was changed by hand, and an export replaces it: move it elsewhere, export again, and put "
-            "your changes into the new one. A changed value of license: alone is kept"
+            f"{folder / CARD} is not as this version wrote it, and an export replaces it: move it elsewhere, export "
+            "again, and put your changes into the new one. A changed value of license: alone is kept"
         )
     return getattr(ModelCard(text).data, "license", None) or UNKNOWN
 

@@ -35,7 +35,9 @@ FORMAT = 1  # version of the run folder, in run_state.json (1 if it has none); r
 LARGEST, DEEPEST = 1 << 20, 64  # the most bytes, and the most levels of nesting, of a config.yaml that is read
 # files and folders whose content depends on the step that was reached, besides the checkpoints
 STEP_FILES = ("metrics.jsonl", "ledger.jsonl", "restarts.jsonl", "eval", "negatives", "profile")
-RUN_FILES = (CONFIG, "checkpoints", *STEP_FILES)  # what a training leaves in its folder
+# what a training leaves in its folder, in the order of being put aside. After a kill between two moves, checkpoints
+# stand beside their own configuration, and what a new run would write over has been moved.
+RUN_FILES = (*STEP_FILES, "checkpoints", CONFIG)
 
 # Keys, or beginnings of keys, that do not change the weights: they may change on resume and are not in the run's name
 NOT_MATHS = tuple(

@@ -67,8 +67,9 @@ def on_meta(tower: Tower) -> Tower:
 def features_on_meta(tower: Tower, inputs: Tensor) -> Tensor:
     """Return the features (before the projection) of a tower on the meta device for `inputs` on the meta device.
 
-    Texts are not grouped or cut by length, as tokens cannot be read on the meta device. For a Pooled trunk the features
-    are the last hidden state of the first token, whatever its pooling; they leave out a pooler of the encoder's own.
+    Texts are not grouped or cut by length, as tokens cannot be read on the meta device. In place of the
+    pooled states of a Pooled trunk, the features are the last hidden state of the first token, unless its encoder pools
+    by itself.
     """
     if isinstance(tower.trunk, Pooled):
         found = tower.trunk.encoder(input_ids=inputs)

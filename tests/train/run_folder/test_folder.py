@@ -1,11 +1,14 @@
 """What a start moves aside in its run folder, and where a run goes on that began at a checkpoint named by resume=."""
 
 import json
+import os
 from pathlib import Path
+
+import pytest
 
 from dyad.train.cli.compose import compose_config
 from dyad.train.config import TrainConfig
-from dyad.train.run_folder.folder import REPORT, STATE, is_finished, open_run, resume_mode, run_folder, steps
+from dyad.train.run_folder.folder import CONFIG, REPORT, STATE, is_finished, open_run, resume_mode, run_folder, steps
 from dyad.train.run_folder.run_state import RunState
 
 
@@ -36,6 +39,27 @@ def test_from_a_checkpoint_of_another_run_the_whole_run_there_is_put_aside(tmp_p
     open_run(configured(tmp_path, f"resume={other}"), other)
     (aside,) = run.glob("before-*")
     assert steps(run) == [] and steps(aside) == [30, 10] and (aside / "metrics.jsonl").exists()
+
+
+@pytest.mark.parametrize("killed_after", range(1, 4))
+def test_a_kill_while_a_run_is_put_aside_loses_and_mixes_nothing(
+    tmp_path: Path, killed_after: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = begun(configured(tmp_path), 10)
+    files, moves, real = {*os.listdir(run)}, iter(range(1, killed_after)), os.rename
+
+    def rename(old: Path, new: Path) -> None:
+        real(old, new)
+        if next(moves, None) is None:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(os, "rename", rename)
+        open_run(configured(tmp_path, "resume=never", "seed=1"))
+    (aside,) = run.glob("before-*")
+    assert {*os.listdir(run), *os.listdir(aside)} - {aside.name} == files
+    assert not (run / "checkpoints").exists() or (run / CONFIG).exists()
+    assert (run / "checkpoints").exists() or not (run / "metrics.jsonl").exists()
 
 
 def test_the_same_resume_goes_on_once_it_has_begun(tmp_path: Path) -> None:
