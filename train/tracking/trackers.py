@@ -1,4 +1,4 @@
-"""The table of trackers. A new tracker needs a subclass of Tracker in its own file, an entry here, a configuration key.
+"""The table of trackers. A plugin adds one with `dyad.plugins.register_tracker`.
 
 Does not import torch, because the configuration is checked with this table before anything heavy is imported.
 """
