@@ -108,8 +108,8 @@ def first_step(
 
 
 def numbers_of_rank_0(table: ItemTable, batch: GatheredBatch, like: Tensor) -> Tensor:
-    """The replacement of ItemTable.of_columns in a simulated group: return the values of rank 0's columns, repeated for
-    each rank, (M,).
+    """Return the values that `table` has for rank 0's columns, repeated for each rank, (M,): the replacement of
+    ItemTable.of_columns in a simulated group, where it would look up columns that do not exist.
 
     batch: a batch with M columns. like: a tensor with the type and device of the result. Items that the table lacks, as
     those of random batches, have the value 0.

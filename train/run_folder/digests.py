@@ -20,7 +20,7 @@ SETTLED = 2.0
 
 
 class Stamp(NamedTuple):
-    """What identifies the content of a file at a moment: equal stamps mean that the file has not changed.
+    """Identifies the content of a file at one moment: equal stamps mean that the file has not changed.
 
     path: the resolved path. size: in bytes. mtime, ctime: in nanoseconds; programs can set mtime, but not ctime.
     """
