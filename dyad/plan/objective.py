@@ -109,7 +109,7 @@ def first_step(
 
 def numbers_of_rank_0(table: ItemTable, batch: GatheredBatch, like: Tensor) -> Tensor:
     """Return the values that `table` has for rank 0's columns, repeated for each rank, (M,): the replacement of
-    ItemTable.of_columns in a simulated group, where it would look up columns that do not exist.
+    ItemTable.of_columns in a simulated group, in which the keys of other ranks' columns are made up.
 
     batch: a batch with M columns. like: a tensor with the type and device of the result. Items that the table lacks, as
     those of random batches, have the value 0.

@@ -21,8 +21,8 @@ from dyad.train.run_folder.folder import BEST_SUFFIX, folder_of
 
 @dataclass
 class BestCheckpoint:
-    """The best checkpoint of a run so far. Rank 0 alone knows it, and tells the other ranks whether a new one is
-    better.
+    """The best checkpoint of a run so far. Rank 0 alone keeps it up to date, and tells the other ranks whether a new
+    one is better.
 
     metric: its name in metrics.jsonl; None: evaluations are not compared, and the best of an earlier start is kept.
     higher: whether a higher value is better. folder: the run folder. wait: waits for a checkpoint that is being
@@ -49,7 +49,7 @@ class BestCheckpoint:
 
     def known(self, step: int) -> Best | None:
         """Return the best evaluation that the checkpoint of `step` records: one at `step` itself, or the newest best
-        whose checkpoint is on the disk; None if there is none. Only rank 0 knows it: it is None on the others."""
+        whose checkpoint is on the disk; None if there is none. On ranks other than 0 it may be an older best."""
         return next((b for b in self.found if b["step"] == step or folder_of(self.folder, b["step"]).is_dir()), None)
 
     def describe(self, step: int) -> list[str]:
