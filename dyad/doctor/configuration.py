@@ -88,7 +88,7 @@ def data(config: TrainConfig) -> Iterator[Finding]:
     index, and their first and last sample.
 
     Of a streamed shard only the first sample is checked, and a large or remote shard without an index is not read.
-    Raises DataError for data that training could not use.
+    Nothing is yielded without data.train. Raises ConfigError or DataError for data that training could not use.
     """
     if config.data.train is None:
         return
@@ -168,7 +168,8 @@ def _refuse(path: str, problems: Sequence[Problem]) -> None:
 
 
 def _check_image(sample: ShardSample, config: TrainConfig) -> None:
-    """Raise SampleError if the image of the sample cannot be decoded, or a caption field is missing or invalid."""
+    """Raise SampleError if the image of a sample cannot be decoded, or, for task=image_text, if a caption or
+    data.relevance is missing or invalid."""
     sample.decoded(config.data.image_key, config.data.max_image_pixels)
     if config.task is Task.image_text:
         sample.relevance(config.data.relevance)
@@ -191,11 +192,11 @@ def _check_rows(rows: Iterable[tuple[dict[str, Any], str]], path: str, config: T
 
 
 def _check_row(fields: dict[str, Any], where: str, config: TrainConfig) -> bool:
-    """Return whether a row of the training data has hard negatives that training draws.
+    """Check a row of a file of texts, and return whether it has hard negatives that training draws.
 
-    Raises DataError if the row is not a valid question, or not a text for two views of it. In the queries of a folder
-    of BEIR or MS MARCO it must be a valid query, in other files a question with its passages, under the field names
-    that `config` gives. fields: the row. where: its file and line, which begin the error message.
+    Raises DataError for an invalid row. For task=question_passage, a row in the queries of a folder of BEIR or MS MARCO
+    must be a query, and a row of another file a question with its passages, under the field names that `config` gives.
+    For other tasks, a row must have a text. fields: the row. where: its file and line, which begin the error message.
     """
     try:
         if config.task is not Task.question_passage:
@@ -245,7 +246,7 @@ def model(config: TrainConfig) -> Iterator[Finding]:
     machine.
 
     If all are, the towers are built without loading weights, and further findings give the number of weights and the
-    statistics that batch norms use.
+    statistics that batch norms use. Raises ConfigError for a model that cannot be built.
     """
     complete = True
     for key, name, wanted in _sources(config):
@@ -277,7 +278,8 @@ def _sources(config: TrainConfig) -> Iterator[tuple[str, str, Wanted]]:
     """Yield (key, name, files) for each folder, package or published model that the towers are loaded from.
 
     key: the configuration key that names it. files: kind of file → file names, of which one is enough. Raises
-    ConfigError for an unknown open_clip model, and for weights that are neither a file nor published.
+    ConfigError for an unknown open_clip model, for weights that are neither a file nor published, and for a
+    model.text.kind that does not suit the task.
     """
     image, text, both = config.model.image, config.model.text, config.model
     if config.has_texts and text.kind is TextTower.transformers and (name := text.name or both.name):

@@ -77,7 +77,7 @@ class Translation:
     def number(self, flag: str, least: int = 1) -> int:
         """Return the value of an open_clip flag, or open_clip's default, as int.
 
-        Raises ConfigError if the value is not a whole number of `least` or more.
+        Raises ConfigError if the value is not a whole number of `least` or more, or if there is none.
         """
         text = self.text(flag)
         if not NUMBER.fullmatch(text) or not float(text).is_integer() or float(text) < least:
@@ -97,8 +97,8 @@ class Translation:
         self.notes.append(f"{self._shown(flag)}: {text}")
 
     def drop(self, names: Iterable[str], why: str) -> None:
-        """Remove the keys of those open_clip flags `names` that are on the command line, because the flags have no
-        effect there; add a note for each. why: the text of the notes."""
+        """For each open_clip flag of `names` that is on the command line and has no effect in it, remove the key that
+        was set from the flag, and add a note. why: the text of the notes."""
         for flag in sorted(self.given.keys() & {*names}):
             self.keys.pop(flags.KEYS.get(flag, ""), None)
             self.note(flag, why)
@@ -119,7 +119,7 @@ class Translation:
     def _shown(self, flag: str) -> str:
         """Return "--FLAG VALUES" for a message, with the values on the open_clip command line; cut to 60 characters.
 
-        Without values there, returns "--FLAG".
+        If the flag is not on the command line, or has no values, returns "--FLAG".
         """
         shown = f"--{flag} {self.text(flag)}".strip() if flag in self.given else f"--{flag}"
         return shown if len(shown) <= 60 else f"{shown[:57]}…"
@@ -191,7 +191,8 @@ def _shards(job: Translation, flag: str) -> str:
 def _length(job: Translation) -> None:
     """Set the keys global_batch_size, chunk_size (with --accum-freq above 1), and the length of the run in `job`.
 
-    The length is the key `steps` if the steps per epoch are known, else the key `epochs`.
+    The length is the key `steps` if the steps per epoch are known, else the key `epochs`. In the first case
+    checkpoint.every is set too, and eval.every with --val-data.
     """
     per_gpu, every, epochs = job.number("batch-size"), job.number("accum-freq"), job.number("epochs")
     job.set("global_batch_size", per_gpu * every * job.world_size, implied="batch-size" not in job.given)
@@ -218,9 +219,9 @@ def _length(job: Translation) -> None:
 
 
 def _model(job: Translation) -> None:
-    """Set the image size, and model.pretrained from open_clip's --resume PATH, in the translation `job`.
+    """Set model.image.image_size, and model.pretrained from open_clip's --resume PATH, in the translation `job`.
 
-    Raises ConfigError for image sizes that are not square.
+    --resume latest only gives a note. Raises ConfigError for images that are not square.
     """
     size = job.given.get("force-image-size", [])
     if len(set(size)) == 1:
@@ -252,6 +253,7 @@ def _batch_norm(job: Translation) -> None:
 def _optimiser(job: Translation) -> None:
     """Set the optimiser, the learning rate schedule and its cooldown in `job`, from open_clip's flags.
 
+    For models that are no ViT, beta2 and eps get open_clip's defaults, if no flag gives them.
     Raises ConfigError for an optimiser that is neither AdamW nor timm's, for one of timm's without --lr, and for a
     cooldown whose number of steps is unknown.
     """
@@ -286,7 +288,7 @@ def _optimiser(job: Translation) -> None:
 
 
 def _precision(job: Translation) -> None:
-    """Set the key `precision` from open_clip's --precision or its default.
+    """Set the key `precision` from open_clip's --precision or its default; bf16 in place of fp16 with --fsdp.
 
     Raises ConfigError for a value that open_clip does not have.
     """

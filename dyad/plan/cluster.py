@@ -41,7 +41,12 @@ class Devices:
 
 
 def planned_devices(config: TrainConfig) -> Devices:
-    """Return the devices that plan.gpus and plan.gpu name; where they are null, those of this job or machine."""
+    """Return the devices that plan.gpus (their number) and plan.gpu (their name) describe.
+
+    If plan.gpus is null, the number is that of this job's processes or of this machine's GPUs, whichever is larger. If
+    plan.gpu is null, the devices are like this machine's GPU; without one, H100 if plan.gpus is set, else CPUs. Raises
+    ConfigError if dist.shard_size does not divide the number.
+    """
     plan, cuda, precision = config.plan, torch.cuda.is_available(), config.precision
     count = plan.gpus or max(int(os.environ.get("WORLD_SIZE", "1")), torch.cuda.device_count())
     name, memory = "CPU", cpu_memory()[1]

@@ -26,10 +26,10 @@ COLLECTIVES |= {"all_reduce": "all-reduce"}
 class Measured(TorchDispatchMode):
     """A context manager that counts the memory, FLOPs and traffic of the operations in its block.
 
-    existing: tensors that exist before and after the block; they do not count. live: bytes of the tensors that
-    operations of the block made and that still exist. peak: the most such bytes at one time. flops: FLOPs of all matrix
-    products and convolutions. sent: kind of collective → bytes of the largest tensors of its calls. Tensors may be real
-    or fake.
+    existing: tensors that exist before and after the block; they do not count. Attributes: live: bytes of the tensors
+    that operations of the block made and that still exist. peak: the most such bytes at one time. flops: FLOPs of all
+    matrix products, convolutions and attentions. sent: kind of collective → bytes, the sum over its calls of the size
+    of the call's largest tensor. Tensors may be real or fake.
     """
 
     def __init__(self, existing: Iterable[Tensor] = ()) -> None:

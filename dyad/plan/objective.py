@@ -44,7 +44,7 @@ class ObjectiveCost(NamedTuple):
 
     sent: kind of collective → bytes of the whole tensors. memory: bytes that a rank allocates at most. flops: FLOPs for
     each pair of a rank. memory and flops are those of a batch whose scores are too large to be kept for backward.
-    keeps: whether the objective keeps the scores of a smaller batch, of at most KEPT bytes.
+    keeps: whether the objective keeps the scores for backward if they take at most KEPT bytes.
     """
 
     sent: Mapping[str, Formula]
@@ -53,14 +53,15 @@ class ObjectiveCost(NamedTuple):
     keeps: bool
 
     def kept(self, b: int, B: int) -> int:
-        """Return the bytes of the scores that are kept for backward, of b rows of a rank and B columns; 0 if none are
-        kept."""
+        """Return the bytes of the scores, float32 (b, B), of b rows of a rank and B columns, if they are kept for
+        backward; 0 if they are not."""
         scores = 4 * b * B
         return scores if self.keeps and scores <= KEPT else 0
 
 
 def objective_cost(config: TrainConfig, world_size: int) -> ObjectiveCost:
-    """Measure the costs of the objective of a configuration. world_size: number of ranks, for the bytes sent."""
+    """Measure the costs of the objective of a configuration, by steps of small batches. world_size: the number of
+    ranks between which bytes are sent."""
     sizes = [(b, world_size, D) for b, D in SENT_AT]
     steps = [small_step(config, *each).sent for each in sizes] if world_size > 1 else []
     sent = {kind: fitted([step[kind] for step in steps], sizes, SENT) for kind in COLLECTIVES.values() if steps}
@@ -84,8 +85,8 @@ def nothing_kept() -> Iterator[None]:
 
 
 def planned_objective(config: TrainConfig, samples: int) -> Objective:
-    """Build the objective of a configuration. samples: number of training samples, used where its options leave that
-    number to the data."""
+    """Build the objective of a configuration. samples: number of training samples, for options of the objective that
+    ask for it and are unset."""
     steps = config.steps or 1  # the schedule of γ depends on the number of steps, but no cost does
     return build_objective(**run_options(config, steps, num_samples=samples, samples_per_epoch=samples))
 
@@ -107,8 +108,8 @@ def first_step(
 
 
 def numbers_of_rank_0(table: ItemTable, batch: GatheredBatch, like: Tensor) -> Tensor:
-    """The replacement of ItemTable.of_columns in a simulated group: return the values of rank 0's columns, repeated for
-    each rank, (M,).
+    """Return the values that `table` has for rank 0's columns, repeated for each rank, (M,): the replacement of
+    ItemTable.of_columns in a simulated group, in which the keys of other ranks' columns are made up.
 
     batch: a batch with M columns. like: a tensor with the type and device of the result. Items that the table lacks, as
     those of random batches, have the value 0.
@@ -134,8 +135,8 @@ def small_step(config: TrainConfig, b: int, W: int, D: int) -> Measured:
 
 
 def random_batch(config: TrainConfig, b: int, W: int, D: int) -> Batch:
-    """Return a batch with b random unit vectors of width D on each side in place of the inputs. With classes, side y
-    holds one rank's share of the classes. W: number of ranks."""
+    """Return a batch with b random unit vectors of width D on each side in place of the inputs, and with as many extra
+    items as the configuration has. With classes, side y holds one rank's share of the classes. W: number of ranks."""
     ids, further, classes = torch.arange(b), further_items(config, b), len(config.run.classes or [])
     m = -(-classes // W) if classes > 1 else b
     x, y = (F.normalize(torch.randn(rows, 1 if classes == 1 else D)) for rows in (b, m))
@@ -162,7 +163,8 @@ def further_items(config: TrainConfig, pairs: int) -> int:
 def products(b: int, W: int, D: int, most: int = TILE) -> dict[str, float]:
     """Return the products of sizes that formulas of costs are made of, name (such as "B·D") → value.
 
-    b: pairs of a rank. W: ranks. D: width of embeddings. most: the most rows and columns of a tile of scores.
+    b: pairs of a rank. W: ranks. D: width of embeddings. most: the most rows and columns of a tile of scores. The
+    product "tile" is the number of scores in the largest tile.
     """
     B = b * W
     return {"B·D": B * D, "b·D": b * D, "D²": D**2, "B": B, "tile": min(b, most) * min(B, most), "D": D, "1": 1}

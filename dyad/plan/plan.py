@@ -28,16 +28,16 @@ LARGEST_SCAN = 1 << 30  # bytes of a shard without an index that is indexed to c
 
 
 class RunPlan:
-    """What a run takes on the devices that its keys plan.* name.
+    """The memory, traffic, time and data of a run on the devices that its keys plan.* name.
 
-    Attributes: pairs, chunk: the pairs of a rank in a step, and in one of its `chunks`. towers, cost: measured costs of
-    towers and objective. steps: number of steps of the run. samples: samples in an epoch. sample_bytes: mean bytes of a
-    sample. steps, samples and sample_bytes are NaN if unknown.
+    Attributes: pairs: the pairs of a rank in a step. chunks: the chunks into which they are cut. chunk: the pairs of a
+    chunk. towers, cost: measured costs of towers and objective. steps: number of steps of the run. samples: samples in
+    an epoch. sample_bytes: mean bytes of a sample. steps, samples and sample_bytes are NaN if unknown.
     """
 
     def __init__(self, config: TrainConfig, like: "RunPlan | None" = None) -> None:
-        """Measure the parts of the plan. like: a plan with as many devices and the same objective, whose measurements
-        are reused where they are the same."""
+        """Measure the parts of the plan. like: a plan with as many devices and the same objective. Its measurements of
+        the objective are reused, and those of the towers if the key model, the precision and the chunks are equal."""
         self.config = config = resolve_classes(config, World())
         self.devices = planned_devices(config)
         self.pairs = math.ceil(config.global_batch_size / self.devices.count)
@@ -119,7 +119,7 @@ class RunPlan:
 
     @property
     def fits(self) -> str:
-        """Return "fits" or "DOES NOT FIT": whether the run fits into the memory of its devices."""
+        """Return "fits" if a rank's peak is at most 1 - SPARE of the memory of its device, else "DOES NOT FIT"."""
         return "fits" if self.peak(self.pairs, self.chunk) <= self._usable else "DOES NOT FIT"
 
     def largest(self) -> Rows:
@@ -228,8 +228,8 @@ class RunPlan:
 
 
 def first_shard(config: TrainConfig) -> str | None:
-    """Return the path of the first shard of data.train if it has an index or is small enough to index now; else
-    None."""
+    """Return the path of the first shard of data.train if it has an index or is small enough to index now; else None.
+    None too for data of BEIR, and for data that cannot be used."""
     with suppress(UserError, OSError):
         train = config.data.train
         if train is not None and not any(is_beir(source.path) for source in written_sources(train, "data.train")):
@@ -241,9 +241,9 @@ def first_shard(config: TrainConfig) -> str | None:
 
 def counted_samples(config: TrainConfig) -> tuple[float, float]:
     """Return (samples of an epoch, mean bytes of a sample), estimated from the index of the first shard and the sizes
-    of all shards; (NaN, NaN) if the first shard has no index and is too large to index now.
+    of all shards; (NaN, NaN) if `first_shard` is None, or a shard cannot be read.
 
-    An index that is made here is stored.
+    If the first shard has no index, it is indexed, and the index is stored.
     """
     with suppress(UserError, OSError, ZeroDivisionError):
         if first := first_shard(config):

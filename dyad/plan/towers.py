@@ -59,13 +59,13 @@ def in_float32(norm: Callable[..., Tensor]) -> Callable[..., Tensor]:
 class FakeTowers:
     """The towers of a configuration on fake tensors, and the memory and FLOPs of a chunk.
 
-    model: the towers, on the meta device. trained: the weights that train. width: of the embeddings. rows: rows of a
-    chunk, of the side that has more.
+    model: the model with the towers, built on the meta device. trained: the weights that train. width: width of the
+    embeddings. rows: the number of rows of a chunk on the side that has more.
 
-    In bytes: weights: of all weights and buffers. moments: state of the optimiser. whole: the most of a sharded tower
-    that is gathered at a time. largest: the largest part that one all-gather makes. inputs: of a chunk. graph: what a
-    chunk keeps after its forward pass. forward, backward: the most during each of the passes, with the graph.
-    forward_flops, backward_flops: FLOPs of one pair.
+    Numbers of bytes: weights: all weights and buffers. moments: the state of the optimiser. whole: the most weights of
+    a sharded tower that are gathered at one time. largest: the most weights that one all-gather returns. inputs: the
+    inputs of a chunk. graph: what a chunk keeps after its forward pass. forward, backward: the most during each of the
+    passes, with the graph. forward_flops, backward_flops: FLOPs of one pair.
     """
 
     def __init__(self, config: TrainConfig, devices: Devices, pairs: int, gradients_stay: bool) -> None:
@@ -160,7 +160,10 @@ def free_gradient(parameter: Tensor) -> None:
 
 
 def planned_inputs(config: TrainConfig, model: TwoTowerModel, world_size: int, pairs: int) -> tuple[Tensor, Tensor]:
-    """Return tensors like the inputs of the x and y towers for `pairs` pairs; texts have their largest length."""
+    """Return tensors like the inputs of the x and y towers for `pairs` pairs and their extra items.
+
+    Texts have their largest length. With classes, y holds one rank's share of them; world_size: the number of ranks.
+    """
     data, names, items = config.data, config.run.classes or [], pairs + further_items(config, pairs)
     is_qa = config.task is Task.question_passage
     if config.task is Task.language_model:  # a row of y begins with the number of tokens of its prompt

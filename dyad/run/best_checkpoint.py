@@ -21,8 +21,8 @@ from dyad.train.run_folder.folder import BEST_SUFFIX, folder_of
 
 @dataclass
 class BestCheckpoint:
-    """The best checkpoint of a run so far. Rank 0 alone knows it, and tells the other ranks whether a new one is
-    better.
+    """The best checkpoint of a run so far. Rank 0 alone keeps it up to date, and tells the other ranks whether a new
+    one is better.
 
     metric: its name in metrics.jsonl; None: evaluations are not compared, and the best of an earlier start is kept.
     higher: whether a higher value is better. folder: the run folder. wait: waits for a checkpoint that is being
@@ -39,20 +39,21 @@ class BestCheckpoint:
     found: list[Best]
 
     def __call__(self, step: int, results: Mapping[str, float]) -> bool:
-        """Return whether the weights after `step` steps are the best so far. results: metric → value.
+        """Compare the evaluation after `step` steps with the best so far; return whether it is better.
 
-        Every rank must call it. Raises ConfigError if `results` lack the metric.
+        If it is, it is put into `found` on rank 0, and logged. A value that is not finite is never better. results:
+        metric → value. Every rank must call it. Raises ConfigError, on all ranks, if `results` lack the metric.
         """
         metric = self.metric
         return metric is not None and from_rank_0(self.world, lambda: self._is_better(metric, step, results))
 
     def known(self, step: int) -> Best | None:
         """Return the best evaluation that the checkpoint of `step` records: one at `step` itself, or the newest best
-        whose checkpoint is on the disk; None if there is none."""
+        whose checkpoint is on the disk; None if there is none. On ranks other than 0 it may be an older best."""
         return next((b for b in self.found if b["step"] == step or folder_of(self.folder, b["step"]).is_dir()), None)
 
     def describe(self, step: int) -> list[str]:
-        """Return a list with a line that names the best checkpoint known after `step` steps; [] if there is none."""
+        """Return a list with one line that names the best checkpoint known after `step` steps; [] if there is none."""
         best = self.known(step)
         named = f"{self.folder}{BEST_SUFFIX}"
         return [f"best: step {best['step']}, {best['metric']} {best['value']:.4f}: {named}"] if best else []

@@ -30,8 +30,8 @@ def calibrate(config: TrainConfig, objective: Objective, known: Calibration | No
 
 
 def describe_inputs(config: TrainConfig, model: TwoTowerModel) -> Iterator[str]:
-    """Yield at most one line for the log on the inputs of an image tower of another library: image size, normalisation,
-    length of texts."""
+    """Yield at most one line for the log on the inputs of the towers: image size, normalisation, length of texts,
+    activation. Nothing is yielded unless the image tower is one of another library, such as open_clip or timm."""
     own = config.model
     if not isinstance(model, ImageModel) or own.image.kind not in {*ImageTower} - {ImageTower.cnn}:
         return

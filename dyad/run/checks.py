@@ -1,4 +1,4 @@
-"""Checks of the command line of a training run, which need neither the model nor the samples."""
+"""Checks of the command line of a training run, made before the model is built and the samples are read."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ def check_arguments(arguments: list[str]) -> Path | None:
     """Check the command line arguments of python -m train and return the path of the run folder.
 
     launch/job.sh calls this before it starts many processes. Returns None for a command line of several runs (-m), and
-    for --cfg job, which only prints the configuration. Raises ConfigError if training would refuse the arguments.
+    for --cfg job and --cfg runs, which print the configuration or the runs and train nothing. Raises ConfigError if
+    training would refuse the arguments.
     """
     from dyad.train.cli.command_line import read_line
     from dyad.train.cli.compose import compose_config, preview
@@ -59,7 +60,8 @@ def check_sweep(arguments: Sequence[str], configs: Sequence[TrainConfig]) -> Non
 def check(config: TrainConfig) -> None:
     """Raise ConfigError for every mistake in a configuration that can be found before torch and the data are loaded.
 
-    For a plan without plan.dry_run, only the values are checked, and task=sequence is refused.
+    Of a plan (keys plan.*) without plan.dry_run, only the values are checked, and task=sequence is refused. Raises too
+    if the run folder has a run of another configuration (see `check_run`).
     """
     from dyad.train.cli.also import auxiliary_configs, refuse_lost
     from dyad.train.config import Task
@@ -100,8 +102,8 @@ def _check_loss(config: TrainConfig) -> None:
 
 
 def training_files(config: TrainConfig) -> list[str]:
-    """Return the files that data.train names; tables are not converted. Raises ConfigError for a value that names no
-    usable files."""
+    """Return the paths or URLs of the files that data.train names; tables are not converted. Raises ConfigError for a
+    value that names no usable files."""
     from dyad.data.question_passage.questions import named_files
     from dyad.data.sequence.files import sequence_files
     from dyad.data.shards.sources import parse_sources
@@ -123,8 +125,11 @@ def training_files(config: TrainConfig) -> list[str]:
 
 
 def _check_batch(config: TrainConfig) -> None:
-    """Raise ConfigError if an epoch has fewer samples than a batch. Nothing is checked if counting them would take
-    long."""
+    """Raise ConfigError if an epoch has fewer samples than a batch.
+
+    Nothing is checked if counting the samples would take long, for streams, data.rare and task=sequence, and in the
+    processes of a job of several ranks.
+    """
     from dyad.data.cli.counts import most_samples
     from dyad.data.config import Mode
     from dyad.data.loading.order import Order
@@ -181,8 +186,8 @@ def _task_rules(config: TrainConfig) -> Iterator[str]:
 def _path_rules(config: TrainConfig) -> Iterator[str]:
     """Yield a message for each path in resume, init_from and the files of data.negatives that does not exist.
 
-    Not checked are resume=auto and resume=never, which are no paths, the checkpoint where a run began that goes on by
-    itself (see resume_mode), and a file of data.negatives that is a URL.
+    Not checked are resume=auto and resume=never, which are no paths, a path in resume for which resume_mode returns
+    "auto", and a file of data.negatives that is a URL.
     """
     from dyad.train.run_folder.folder import resume_mode, without_best
 

@@ -53,12 +53,14 @@ def open_labelled(value: Any, config: TrainConfig) -> LabelledSamples:
 
 
 def resolve_classes(config: TrainConfig, world: World) -> TrainConfig:
-    """Return `config` with the values under `run` that the model is built for.
+    """Return `config` with the keys under `run` filled in that the model is built from.
 
-    For task=labelled: the classes in run.classes, and a prompt of each in run.prompts. The classes are data.rare alone;
-    or those of data.classes, where a task file gives the first prompt of each; or else all labels of the training data,
-    sorted. For task=sequence: the number of item ids, or of features of a frame, in run.inputs. Every rank must call
-    it. Raises ConfigError if there are fewer than two classes, or no sample is of class data.rare.
+    For task=labelled: run.classes, the names of the classes, and run.prompts, a prompt for each. With data.rare, this
+    is the only class. Otherwise the classes are those of data.classes, a list or a task file, whose first prompt of
+    each class is taken; without data.classes, all labels of the training data, sorted. For task=sequence: run.inputs,
+    the number of item ids, or of features of a frame. For other tasks `config` is returned unchanged. Every rank must
+    call it. Raises ConfigError, on all ranks, if there are fewer than two classes, no sample is of class data.rare, or
+    the task file does not exist.
     """
     if config.task is Task.sequence:
         return replace(config, run=replace(config.run, inputs=from_rank_0(world, lambda: inputs_of(config.data))))
@@ -69,7 +71,7 @@ def resolve_classes(config: TrainConfig, world: World) -> TrainConfig:
 
 
 def _found(config: TrainConfig) -> dict[str, str]:
-    """Return class name → prompt, for the classes of task=labelled. Raises ConfigError as `resolve_classes`."""
+    """Return class name → prompt, for the classes of task=labelled. Raises ConfigError as `resolve_classes` does."""
     data, rare = config.data, config.data.rare
     if rare is None and isinstance(data.classes, str):
         if not (path := Path(data.classes).expanduser()).is_file():
@@ -92,8 +94,8 @@ def _found(config: TrainConfig) -> dict[str, str]:
 def class_inputs(config: TrainConfig, model: TwoTowerModel) -> tuple[list[str], Any]:
     """Return (a text for each class, the function that converts texts to inputs of the y tower).
 
-    The texts are prompts; if the vectors of classes are learnt (model.classes=learnt), they are the names of classes,
-    and the inputs are numbers of classes.
+    The texts are run.prompts, and the inputs their tokens. If the vectors of classes are learnt (model.classes=learnt),
+    the texts are run.classes, the names, and the inputs are the indices of the classes.
     """
     if config.model.classes is Classes.learnt:
         return config.run.classes or [], ClassNumbers(config.run.classes or [])

@@ -118,8 +118,8 @@ def build_components(config: TrainConfig, world: World) -> Components:
 def _loss_components(
     config: TrainConfig, world: World, main_model: TwoTowerModel | None = None, name: str = ""
 ) -> LossComponents:
-    """Build the components of one loss. main_model: for an auxiliary loss, the model of the run, whose towers are
-    shared. name: of the auxiliary loss."""
+    """Build the components of one loss. main_model: for an auxiliary loss, the model of the run, with whose towers its
+    own share weights; None for the run's own loss. name: that of the auxiliary loss."""
     # open_clip downloads directly to the final path, where another process could read an incomplete file
     build = node_first if may_download(config.model) else raise_on_all
     model = build(world, lambda: build_run_model(config, world))
@@ -148,8 +148,8 @@ def _loss_components(
 
 
 def pairs_of_ranks(config: TrainConfig, world: World) -> tuple[int, ...] | None:
-    """Return how many pairs each rank has in every step; None if side y has other items than those of the pairs, or if
-    these numbers change from step to step."""
+    """Return how many pairs each rank has in every step, in rank order; None if these numbers change from step to step,
+    or if side y has items of its own (task=labelled and task=sequence)."""
     if config.task in (Task.labelled, Task.sequence):
         return None
     of_ranks = [local_rows(config.global_batch_size, rank, world.size) for rank in range(world.size)]
@@ -160,7 +160,7 @@ def pairs_of_ranks(config: TrainConfig, world: World) -> tuple[int, ...] | None:
 class AuxiliaryEvaluator(Evaluator):
     """Evaluates the model of an auxiliary loss: calls `inner` with the towers of that loss in place of the run's.
 
-    inner: the evaluator of a data set. encoder: has the towers of the auxiliary loss.
+    inner: the evaluator of a data set. encoder: an encoder with the towers of the auxiliary loss.
     """
 
     inner: Evaluator
@@ -209,8 +209,8 @@ def build_run_model(config: TrainConfig, world: World) -> TwoTowerModel:
 def run_options(config: TrainConfig, steps: int, **own: float | None) -> dict[str, Any]:
     """Return the options of the run's objective, option → value, with unset ones filled in from the run.
 
-    steps: number of steps of the run; with the samples of an epoch it gives the epochs of the schedule
-    objective.gamma=auto. own: option → the value to use where the option is None.
+    own: option → the value to use if the objective has this option and it is None. steps: number of steps of the run.
+    With objective.gamma=auto, gamma_epochs is computed from it if it is unset, as the number of passes over the data.
     """
     options = asdict(config.objective)
     options |= {name: value for name, value in own.items() if options.get(name, ...) is None}

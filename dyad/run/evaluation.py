@@ -19,7 +19,8 @@ class Evaluation:
 
     All ranks must call every method; rank 0 writes the newest results to eval/*.json in the run's `folder`. examples:
     how many example cases of each kind the results of the step `last_step` contain; results of earlier steps contain
-    none. log: called with a line if files cannot be written, which does not stop the run.
+    none. log: called with a line if files cannot be written, which does not stop the run. results: on rank 0, the
+    results of the newest evaluation as they are written, one per evaluator; else [].
     """
 
     evaluators: Sequence[Evaluator]
@@ -68,7 +69,7 @@ class Evaluation:
 def written_report(run: Path, log: Callable[[str], None]) -> Path | None:
     """Write report.html of the run folder `run` and return its path; return None if an error prevents that.
 
-    An error is passed to `log` as one line instead of being raised, since a report must not end a run.
+    `log` gets one line: the path, or the error, which is not raised, since a report must not end a run.
     """
     try:
         from dyad.eval.report.main import write_report

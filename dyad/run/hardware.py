@@ -32,10 +32,11 @@ FAILED = (
 
 
 def resolve_precision(config: TrainConfig, folder: Path, world: World) -> TrainConfig:
-    """Return `config` with a precision in place of `auto`: that of the run which is resumed, else the devices' choice.
+    """Return `config` with precision=auto replaced by the precision to train with, and with run.name set.
 
-    The choice is bf16 if the GPUs of all ranks compute it, else fp32. Every rank must call it. folder: the run folder,
-    whose path becomes run.name, so that the name of a run does not depend on the choice.
+    In place of auto comes the precision of the run that is resumed; for a new run, bf16 if the GPUs of all ranks
+    compute it, else fp32. Every rank must call it. folder: the run folder, whose path below run.dir becomes run.name,
+    so that the name of a run does not depend on the choice.
     """
     precision = chosen_precision(from_rank_0(world, lambda: recorded_precision(config)), world.device)
     if any_rank(precision is Precision.fp32, world):  # a GPU of one rank does not compute bf16
@@ -47,7 +48,7 @@ def describe_hardware(config: TrainConfig, world: World, requested_precision: Pr
     """Yield the first log lines of a run: its devices, and what is unusual about them. Every rank must iterate to the
     end.
 
-    requested_precision: the precision that the user set.
+    requested_precision: the precision that the user set, before auto was replaced.
     """
     cuda, workers = world.device.type == "cuda", worker_count(config.data.workers, world.device)
     names = gather_objects(torch.cuda.get_device_name(world.device) if cuda else "CPU", world)
@@ -74,8 +75,8 @@ def describe_hardware(config: TrainConfig, world: World, requested_precision: Pr
 def explain_device_errors(config: TrainConfig, world: World) -> Iterator[None]:
     """Context manager that turns errors of a device in its block into HardwareError.
 
-    These are CUDA errors in FAILED, and torch.OutOfMemoryError, whose message then has the peak memory, the chunk_size
-    in use, and the next smaller one.
+    These are the CUDA errors in FAILED, and torch.OutOfMemoryError. For the latter the message gives the peak memory,
+    the chunk_size in use, and the next smaller one. Other errors pass unchanged.
     """
     try:
         yield

@@ -21,8 +21,8 @@ def notes_on_weights(
 ) -> list[str]:
     """Return lines for the log, at most one, on the objective's file of one number per y item; [] if it has none.
 
-    dataset: the training data, with `samples` samples. manifest: the files of the data. Raises DataError if the file
-    lacks an item of the first samples.
+    dataset: the training data, with `samples` samples; of a stream nothing is checked. manifest: the files of the data.
+    Raises DataError if the objective's file lacks an item of the first LOOKED_UP samples.
     """
     table = getattr(objective, "table", None)
     if not isinstance(table, ItemTable) or isinstance(dataset, Stream):

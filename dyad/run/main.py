@@ -46,10 +46,11 @@ def main() -> None:
 
 
 def train_or_plan(config: TrainConfig) -> None:
-    """Train as the configuration says. Every rank must call it. If the run is finished already, print its last results.
+    """Train as the configuration says. Every rank must call it. Rank 0 alone prints.
 
-    With a key plan.*, print the plan, or the dry run of a step, and train nothing. Raises Preempted when a stop was
-    requested (by a signal such as SIGTERM).
+    If the run is finished already, its last results are printed, and nothing is trained. With a key plan.*, the plan or
+    the dry run of a step is printed, and nothing is trained. Raises Preempted when a stop was requested (by a signal
+    such as SIGTERM).
     """
     from dyad.train.distributed.compile_caches import use_local_caches
     from dyad.train.run_folder.folder import is_finished, run_folder, shorter_run

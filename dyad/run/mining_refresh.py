@@ -41,10 +41,10 @@ Load = Callable[..., Iterable[Batch]]  # (dataset, first_step=…, last_step=…
 class NegativeRefresh:
     """Provides the mined hard negatives of a run, which are mined again for each segment (see the module docstring).
 
-    Every rank must call all methods. dataset: the training data; mined negatives that it has are those of
-    data.negatives.file. encode: the encoder with the trained towers. run: the run folder. resumed: the checkpoint
-    folder that the run resumed from, which may be of another run; None for a new run. log: called with each line to
-    print.
+    Every rank must call all public methods. dataset: the training data; its `mined` holds the negatives of
+    data.negatives.file, None without that key. encode: the encoder with the trained towers. run: the run folder.
+    resumed: the checkpoint folder that the run resumed from, which may be of another run; None for a new run. log:
+    called with each line to print.
     """
 
     dataset: QuestionPassage
@@ -56,8 +56,9 @@ class NegativeRefresh:
     def batches(self, first_step: int, last_step: int, load: Load) -> Iterator[Batch]:
         """Yield one batch for each step first_step … last_step - 1, with hard negatives mined anew for each segment.
 
-        A segment is data.negatives.refresh_every steps. When its first batch is asked for, its negatives are mined and
-        `load` is called. load: the function (dataset, first_step=…, last_step=…) → batches, which starts a data loader.
+        A segment is data.negatives.refresh_every steps. When its first batch is asked for, `negatives` mines or reads
+        its hard negatives, and `load` is called. load: the function (dataset, first_step=…, last_step=…) → batches,
+        which starts a data loader.
         """
         old, step = self.dataset, first_step
         while step < last_step:
@@ -70,9 +71,10 @@ class NegativeRefresh:
     def negatives(self, begin: int, step: int) -> MinedNegatives | None:
         """Return the mined hard negatives of the segment (a part of the training steps) that begins at step `begin`.
 
-        step: the first step that will use the negatives. If step = begin, they are mined with the current weights;
-        later in the segment, they are read from the segment's file. Segment 0 uses data.negatives.file instead, if that
-        is given. The result is never None. Raises DataError when the segment's file is missing or has changed.
+        step: the first step that will use the negatives. If step = begin, they are mined with the current weights and
+        written to the segment's file; otherwise, they are read from that file. Segment 0 uses data.negatives.file
+        instead, if that is given. The result is never None. Raises DataError when the segment's file is missing or has
+        changed.
         """
         if begin == 0 and self.dataset.mined is not None:
             return self.dataset.mined

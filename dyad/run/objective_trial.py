@@ -65,7 +65,10 @@ def _value(objective: Objective, x_bD: Tensor, y_bD: Tensor, ids_b: Tensor) -> t
 
 @contextmanager
 def _alone(world: World) -> Iterator[None]:
-    """Context manager in which this process is the only rank, also for code that calls torch.distributed directly."""
+    """Context manager in which this process is the only rank, also for code that calls torch.distributed directly.
+
+    Every rank must enter it, as process groups are made.
+    """
     groups: list[Any] = [dist.new_group([rank]) for rank in range(world.size)]
     default: Any = dist.GroupMember  # where torch keeps the default group
     whole, default.WORLD = default.WORLD, groups[world.rank]

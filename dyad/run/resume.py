@@ -45,8 +45,8 @@ class StepState(TypedDict):
     """The state of the training step, as `TrainStep.state_dict` returns it.
 
     scaler: the state of the gradient scaler of fp16. skipped: numbers of skipped steps, in all and in a row. losses:
-    recent losses. trust_from: the first step that may again be taken speculatively. averaged: how often the weight
-    average of optim.ema was updated.
+    recent losses. trust_from: the first step that may again assume conditions (train/losses/sums/conditions.py) instead
+    of reading them. averaged: how often the weight average of optim.ema was updated.
     """
 
     scaler: dict[str, float]
@@ -59,8 +59,9 @@ class StepState(TypedDict):
 class ReplacedSamples(TypedDict):
     """Samples that could not be used and were replaced, as `BadSampleCounter.state_dict` returns them.
 
-    total: how many. row: how many of the latest follow each other without a gap. last: the position of the latest in
-    the order of training, -1 for none. recent: positions of those among the latest samples.
+    Positions are numbers of samples in the order of training. total: how many bad samples the run has had. row: how
+    many directly follow each other, counted back from the last one. last: the position of the last one, -1 if there is
+    none. recent: the positions of bad samples within the newest samples (a window of fixed length).
     """
 
     total: Count
@@ -148,10 +149,11 @@ class RestoredState:
 def lock_and_find(config: TrainConfig, folder: Path, stack: ExitStack) -> ResumeSource:
     """Lock the run folder until `stack` closes, and find the checkpoint to start from. Rank 0 alone calls it.
 
-    The keys `resume` and `init_from` choose the checkpoint; a new run has none. A run that began at the checkpoint that
-    `resume` names goes on from its own newest one. Raises ConfigError if the folder is in
-    use, if it has a run of another configuration, or if the chosen checkpoint does not exist; DataError if all
-    checkpoints of the chosen run are damaged.
+    The folder is made if it does not exist, and cleaned of saves that were killed half-way (see `tidy`). The keys
+    `resume` and `init_from` choose the checkpoint; a new run has none. If `resume` names the checkpoint at which the
+    run in the folder began, that run's own newest checkpoint is taken. Raises ConfigError if the folder is in use, if
+    it has a run of another configuration, or if the chosen checkpoint does not exist; DataError if all checkpoints of
+    the chosen run are damaged; HardwareError if the folder cannot be written.
     """
     with raise_named(folder):
         stack.enter_context(locked_folder(folder))
@@ -171,7 +173,8 @@ def verify_source(source: ResumeSource, world: World) -> None:
     """Verify the checkpoint of `source` once on each machine, so that `restore_components` need not verify it on each
     rank.
 
-    Every rank must call it. Raises DataError on all ranks for a damaged checkpoint, ConfigError for another format.
+    Of a checkpoint that gives only weights, only the files of weights are verified. Every rank must call it. Raises, on
+    all ranks, DataError for a damaged checkpoint, ConfigError for another format.
     """
 
     def verify() -> None:
@@ -187,7 +190,8 @@ def restore_components(source: ResumeSource, components: Components, config: Tra
     """Load the checkpoint of `source` into the components, with the state of the training step; return the restored
     state.
 
-    The state of the step is also registered for future checkpoints. Raises the errors of `_restore_tensors`.
+    The state of the step is also registered for future checkpoints. Raises ConfigError for a checkpoint of another
+    model, seed or data, and if the run may not continue from it (see `_next_step`); DataError for a damaged one.
     """
     restored = _restore_tensors(source, components, config)
     if state := restored.register("step_state", components.step.state_dict):
@@ -201,7 +205,7 @@ def _restore_tensors(source: ResumeSource, components: Components, config: Train
     Without a checkpoint, nothing is loaded and the state is that of a new run. If `source` gives only weights, those
     of the towers are loaded, the objective starts at their temperature and bias as config.from_weights says, and the
     run starts at step 0. Raises ConfigError, before any weight is changed, for a checkpoint of another model, seed or
-    data; DataError for a damaged one.
+    data, and as `_next_step` and `_more_samples` do; DataError for a damaged one.
     """
     notes: list[str] = []
     if source.weights:

@@ -1,4 +1,4 @@
-"""The best checkpoint of a run, by the metric that checkpoint.best names; RUN@best stands for it in options.
+"""The best checkpoint of a run, by the metric that checkpoint.best names. In options, RUN@best stands for it.
 
 Each checkpoint records which checkpoint was the best when it was written, in the entry "best" of its state.json. So the
 newest checkpoint names the best of the run, and no second file can contradict it. Imports no torch.

@@ -68,8 +68,9 @@ OTHER_SHAPE = (LookupError, ValueError, TypeError, AttributeError, RecursionErro
 class Checkpoint:
     """A reader of one checkpoint folder. The constructor reads the manifest, the methods verify each file against it.
 
-    Raises DataError when the manifest cannot be read, ConfigError for another format version. Properties and methods
-    raise DataError for a file that is missing, truncated or changed, or that cannot be parsed.
+    The constructor raises DataError when the manifest cannot be read, ConfigError for a format version that this
+    program does not read. Properties and methods raise DataError for a file that is missing, truncated or changed, or
+    that cannot be parsed.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -100,15 +101,15 @@ class Checkpoint:
             return read_best(self._state.get(BEST))
 
     def weights(self) -> SavedTensors:
-        """Return the weights by name ("towers.x_tower.…", "objective.logit_scale"), as a lazy mapping.
+        """Return the weights by name ("towers.x_tower.…", "objective.logit_scale"), each read when it is looked up.
 
-        If the run had optim.ema, each trained weight is replaced by its moving average.
+        If the run had optim.ema, the value of each trained weight is its moving average.
         """
         with self._verified(*OF_WEIGHTS):
             return self._tensors(MODEL) | self._tensors(AVERAGE)
 
     def read(self) -> CheckpointState:
-        """Return the whole content of the checkpoint, with tensors on the CPU."""
+        """Return the whole content of the checkpoint. A tensor, on the CPU, is read when it is looked up by name."""
         with self._verified(*FILES):
             metadata = dict(self._state)
             step, scalars = whole_number("step", metadata.pop("step")), dict(metadata.pop(SCALARS))
@@ -120,8 +121,9 @@ class Checkpoint:
     def verify(self, *names: str) -> None:
         """Compare files with the sizes and SHA-256 in the manifest.
 
-        names: members of FILES; without names, all of FILES are compared. Raises DataError, naming the file, for the
-        first one that is missing, truncated or changed.
+        names: members of FILES; without names, all of FILES are compared. Of a file in parts, all parts are compared.
+        Raises DataError, naming the file, for the first one that is missing, truncated or changed. A file of OPTIONAL
+        may be missing if the manifest does not list it.
         """
         for name in names or FILES:
             files = self._files(name)
@@ -157,7 +159,7 @@ class Checkpoint:
         return SavedTensors(self.folder / file for file in self._files(name))
 
     def _files(self, name: str) -> list[str]:
-        """Return the names of the files with the content of `name`, a member of FILES: that file, or its parts."""
+        """Return which files of the manifest hold the content of `name`, a member of FILES: that file, or its parts."""
         parts = re.compile(re.escape(Path(name).stem) + r"-\d+-of-\d+\.safetensors")
         return [file for file in self._entries if file == name or parts.fullmatch(file)]
 
@@ -165,8 +167,9 @@ class Checkpoint:
 def find(run_dir: Path, log: Callable[[str], None]) -> Path | None:
     """Return the folder of the run's newest undamaged checkpoint, or None when the run has no checkpoints.
 
-    log: called with one line for each damaged checkpoint that is passed over. Raises DataError when there are
-    checkpoints and all are damaged, ConfigError when one has another format version.
+    All files of a checkpoint are verified, from the newest checkpoint on. log: called with one line for each damaged
+    checkpoint that is passed over. Raises DataError when there are checkpoints and all are damaged, ConfigError when
+    one of those examined has a format version that this program does not read.
     """
     found = [folder_of(run_dir, step) for step in steps(run_dir)]
     for folder in found:
@@ -182,7 +185,11 @@ def find(run_dir: Path, log: Callable[[str], None]) -> Path | None:
 
 
 def is_checkpoint(path: Path) -> bool:
-    """Whether `path` is a checkpoint folder, not a run folder: it is named step_… or has a manifest."""
+    """Whether `path` is a checkpoint folder, not a run folder.
+
+    A path that ends in step_ and 8 or more digits counts as one, whether it exists or not; any other must have a
+    manifest.json.
+    """
     return bool(re.fullmatch(r"step_\d{8,}", path.resolve().name)) or (path / MANIFEST).exists()
 
 

@@ -20,7 +20,8 @@ def parts_folder(final: Path, part: Part) -> Path:
 def give_up(final: Path, part: Part, error: Exception) -> None:
     """Write the error of this rank to a file that `collect` on rank 0 finds. On rank 0, delete all parts instead.
 
-    final: the checkpoint folder that was to be written. part: which part of it this rank writes.
+    final: the checkpoint folder that was to be written. part: which part of it this rank writes. An OSError of writing
+    the file is ignored.
     """
     parts = parts_folder(final, part)
     if part[0] == 0:
@@ -34,8 +35,8 @@ def collect(folder: Path, final: Path, part: Part, wait: float) -> dict[str, dic
     """Wait for the files of the other ranks, move them into `folder`, and return their entries for the manifest.
 
     folder: where rank 0 writes the checkpoint, before it is renamed to `final`. part: that of rank 0. wait: the seconds
-    that the other ranks may take. Returns file name → its size and SHA-256. Raises OSError when the ranks take longer,
-    or when a rank called `give_up`.
+    that the other ranks may take, all together. Returns file name → its size and SHA-256. The folder of the parts is
+    deleted at the end. Raises OSError when the ranks take longer, or when a rank called `give_up`.
     """
     parts, entries, end = parts_folder(final, part), {}, monotonic() + wait
     for number in range(1, part[1]):

@@ -26,14 +26,15 @@ OF_CONFIG = {"params", "lr", "lr_scale", "initial_lr", "weight_decay"}
 class CheckpointState:
     """The content of a checkpoint.
 
-    step: the number of finished optimiser steps. model: parameters and buffers by name. optimizer: the optimiser's
-    state tensors by "<parameter name>/<key>". metadata: further entries of state.json, chosen by the caller.
-    sample_state: the objective's per-sample state, one entry per training sample; empty if it has none. scalars:
-    numbers of the optimiser that are no tensors, by "<parameter name>/<key>" or "<number of the group>/<key>". average:
-    the moving average of the trained weights by name; empty if there is none. target: the weights of the target network
-    by name; empty if there is none. part: with sharded towers, (index of the part that this rank writes, number of
-    parts, name of this attempt to save, equal on all ranks); None: this object has the whole content. rows: name of a
-    sharded weight → which of its rows this object has.
+    step: the number of finished optimiser steps. model: parameters and buffers by name. optimizer: tensors of the
+    optimiser's state, by "<parameter name>/<key>", or by "<index of the parameter group>/<key>" if a group has them.
+    scalars: values of the optimiser's state that are no tensors (numbers or None), by the same kinds of names.
+    metadata: further entries of state.json, chosen by the caller. sample_state: the objective's per-sample state, one
+    entry per training sample; empty if it has none. average: the moving average of the trained weights by name; empty
+    if there is none. target: the weights of the target network by name; empty if there is none. part: with sharded
+    towers, (index of the part that this rank writes, number of parts, name of this attempt to save, equal on all
+    ranks); None: this object has the whole content. rows: name of a sharded weight → the slice of its rows (dimension
+    0) that this object has.
     """
 
     step: int
@@ -67,11 +68,12 @@ def capture(
 ) -> CheckpointState:
     """Collect the content of a checkpoint from the objects of a run, and return it as a CheckpointState.
 
-    The tensors are references, not copies: save or copy them before the next optimiser step. modules: prefix of weight
-    names → module. step: finished optimiser steps. metadata: further entries of state.json. sample_state: the
-    objective's per-sample state, one entry per training sample; None if it has none. average: the moving average of the
-    weights by parameter. target: the weights of the target network by parameter. part: as in CheckpointState. Raises
-    TypeError for an optimiser whose state is neither tensors nor numbers.
+    The tensors are references, not copies: save or copy them before the next optimiser step. Of sharded tensors, they
+    have this rank's rows. modules: prefix of weight names → module. step: finished optimiser steps. metadata: further
+    entries of state.json, under other keys than "step" and SCALARS. sample_state: the objective's per-sample state, one
+    entry per training sample; None if it has none. average: parameter → its moving average. target: trained parameter →
+    weight of the target network. part: as in CheckpointState. Raises TypeError for an optimiser whose state has values
+    other than tensors, numbers and None.
     """
     assert not {"step", SCALARS} & set(metadata), "these keys of state.json are the checkpoint's own"
     model = named_tensors(modules)
@@ -100,9 +102,10 @@ def capture(
 def restore(state: CheckpointState, modules: Mapping[str, nn.Module], optimizer: Optimizer) -> list[dict[Any, Tensor]]:
     """Copy a checkpoint's weights into `modules` and its optimiser state into `optimizer`, bit for bit.
 
-    Returns [the moving average, the target network's weights], each as parameter → tensor, empty if the checkpoint has
-    none. `state.sample_state` is not restored here. Raises ConfigError, with nothing changed, if the checkpoint is of
-    another model.
+    modules: prefix of weight names → module. Returns a list of two mappings, the moving average and the target
+    network's weights: each is trained parameter → new tensor, empty if the checkpoint has none. `state.sample_state` is
+    not restored here. Raises ConfigError, with nothing changed, if the weights or the optimiser state are of another
+    model.
     """
     refuse_another_model(state.model, modules)
     named = named_tensors(modules)
@@ -129,10 +132,10 @@ def restore(state: CheckpointState, modules: Mapping[str, nn.Module], optimizer:
 
 
 def refuse_moments(slots: Mapping[int, Mapping[str, Any]], optimizer: Optimizer) -> None:
-    """Raise ConfigError if `optimizer` is AdamW and a saved state lacks the keys or shapes of AdamW's state.
+    """Raise ConfigError if `optimizer` is AdamW and a saved state has other keys or shapes than AdamW's state.
 
-    slots: position of a parameter in the optimiser → its saved state. The fused kernel does not check shapes: it would
-    write behind the end of a tensor that is too short.
+    slots: position of a parameter in the optimiser → its saved state; a parameter without saved state passes. The fused
+    kernel does not check shapes: it would write past the end of a tensor that is too short.
     """
     if not isinstance(optimizer, AdamW):
         return

@@ -1,4 +1,4 @@
-"""SHA-256 of the files of a checkpoint, each computed once on a machine as long as the file stays the same.
+"""Compute the SHA-256 of the files of a checkpoint, once on each machine as long as a file stays the same.
 
 A resume checks the files twice: when it looks for the newest undamaged checkpoint, and when each rank loads it. Most of
 the time of reading is spent on the SHA-256.
@@ -20,7 +20,7 @@ SETTLED = 2.0
 
 
 class Stamp(NamedTuple):
-    """What identifies the content of a file at a moment: equal stamps mean that the file has not changed.
+    """Identifies the content of a file at one moment: equal stamps mean that the file has not changed.
 
     path: the resolved path. size: in bytes. mtime, ctime: in nanoseconds; programs can set mtime, but not ctime.
     """
@@ -36,7 +36,11 @@ _KNOWN: dict[Stamp, str] = {}
 
 
 def digest_of(path: Path) -> str:
-    """Return the SHA-256 of a local file in hexadecimal. A file that is unchanged since the last call is not read."""
+    """Return the SHA-256 of a local file in hexadecimal.
+
+    The digest is kept in this process, and a file that is unchanged since is not read again. No digest is kept of a
+    file that changed less than SETTLED seconds before it was read. Raises OSError if the file cannot be read.
+    """
     stamp = _stamp(path)
     if stamp in _KNOWN:
         return _KNOWN[stamp]
@@ -49,7 +53,9 @@ def digest_of(path: Path) -> str:
 def once_a_machine(world: World, check: Callable[[], None]) -> None:
     """Run `check` on the first rank of each machine, then give the digests it computed to the machine's other ranks.
 
-    Every rank must call it. An error of any rank is raised on all ranks, as in raise_on_all.
+    On those ranks `digest_of` then returns them without reading the files. check: calls `digest_of` for the files, and
+    must not communicate. Every rank must call once_a_machine. An error of any rank is raised on all ranks, as in
+    raise_on_all.
     """
     own = int(os.environ.get("LOCAL_RANK", "0"))
     only_on(world, own == 0, check)

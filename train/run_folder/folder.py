@@ -62,7 +62,8 @@ def run_folder(config: TrainConfig) -> Path:
 
     Without run.name, the name is `<experiment>-<8 hex digits>`, or `<task>-<8 hex digits>` without an experiment. If
     the experiment is a recipe file, `<experiment>` is the name of the file without folder and suffix. The digits are a
-    hash of the keys that change the trained weights (see maths_keys).
+    hash of the keys that change the trained weights (see maths_keys). Keys of UNNAMED, and keys of ADDED that have the
+    value listed there, are left out of the hash; precision=auto counts as fp32.
     """
     named = {key: value for key, value in in_first_terms(maths_keys(config)).items() if key not in UNNAMED}
     keys = {key: value for key, value in named.items() if ADDED.get(key, ...) != value}
@@ -73,7 +74,7 @@ def run_folder(config: TrainConfig) -> Path:
 
 
 def all_keys(config: Any) -> dict[str, Any]:
-    """Convert a nested configuration to one dictionary: dotted key ("optim.lr") → value, without secrets.
+    """Convert a nested configuration to one dictionary: dotted key ("optim.lr") → value, with secrets redacted.
 
     config: a dataclass instance, or a dataclass type, which gives its defaults.
     """
@@ -88,7 +89,7 @@ def maths_keys(config: TrainConfig) -> dict[str, Any]:
 def by_section(keys: Mapping[str, Any]) -> dict[str, str]:
     """Group dotted keys by section (the part before the first dot), as text for people: section → "key=value, …".
 
-    Keys without a dot are in the section "training". Paths are shown without the user's home folder.
+    Keys without a dot are in the section "training". Paths are shortened, so that they show no private folders.
     """
     found: dict[str, list[str]] = {}
     for key, value in keys.items():
@@ -99,7 +100,7 @@ def by_section(keys: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _public(value: Any) -> Any:
-    """Return a configuration value for display: None as "null", paths, also in lists, without the home folder."""
+    """Return a configuration value for display: None as "null"; texts, also in lists and mappings, by `public_path`."""
     if isinstance(value, list):
         return [_public(item) for item in value]
     if isinstance(value, Mapping):
@@ -112,9 +113,9 @@ def _public(value: Any) -> Any:
 def saved_config(folder: Path) -> dict[str, Any]:
     """Read config.yaml of a run folder, as nested dictionaries.
 
-    Interpolations (${…}) stay unresolved; keys that had other names in older versions get their present names. Raises
-    ConfigError when the folder has no config.yaml, when config.yaml is a symbolic link out of the folder or cannot be
-    read, and when a newer version of Dyad has made the folder.
+    Interpolations (${…}) stay unresolved; keys and values of older versions are changed to those of this version.
+    Raises ConfigError when the folder has no config.yaml, when config.yaml is a symbolic link out of the folder or
+    cannot be read, and when the folder's format version is newer than FORMAT.
     """
     version = recorded_state(folder).get("format", FORMAT)
     if isinstance(version, int) and version > FORMAT:
@@ -127,7 +128,8 @@ def saved_config(folder: Path) -> dict[str, Any]:
 def read_yaml(path: Path) -> dict[str, Any]:
     """Read a configuration file that a stranger may have written, as nested dictionaries; ${…} stays unresolved.
 
-    Raises ConfigError when it cannot be read, is larger than LARGEST or nested too deep, or has no keys.
+    Raises ConfigError when it cannot be read, has more than LARGEST bytes, has YAML aliases (*name), is nested deeper
+    than DEEPEST, or has no keys.
     """
     try:
         tree = copy.deepcopy(_parsed(config_text(path)))
@@ -140,9 +142,10 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
 @lru_cache(maxsize=4)
 def _parsed(text: str) -> Any:
-    """Parse YAML text that a stranger may have written, without resolving ${…}. Raises ValueError for deep nesting.
+    """Parse YAML text that a stranger may have written, without resolving ${…}. Raises ValueError as `_check_nesting`.
 
-    Results are cached: a start that resumes parses the same text a dozen times, at 0.1 s each.
+    Results are cached, so a caller must not change them: a start that resumes parses the same text a dozen times, at
+    0.1 s each.
     """
     _check_nesting(text)
     tree = OmegaConf.to_container(OmegaConf.create(text), enum_to_str=True)
@@ -153,14 +156,14 @@ def _parsed(text: str) -> Any:
 def config_text(path: Path) -> str:
     """Return the text of a YAML file that a stranger may have written.
 
-    Raises OSError if the file cannot be read, ValueError if it is larger than LARGEST bytes.
+    Raises OSError if the file cannot be read, ValueError if it has more than LARGEST bytes or is not UTF-8.
     """
     with open_foreign(path, LARGEST) as file:
         return file.read().decode()
 
 
 def _check_nesting(text: str) -> None:
-    """Raise ValueError for YAML text with aliases or deep nesting, which Dyad never writes.
+    """Raise ValueError for YAML text with aliases (*name) or more than DEEPEST levels, which Dyad never writes.
 
     A few kilobytes of such text could take gigabytes or hours to load.
     """
@@ -175,9 +178,10 @@ def check_run(config: TrainConfig) -> None:
     """Raise ConfigError if the run folder has a checkpoint of a configuration that trains other weights than `config`.
 
     The keys that change the trained weights (see maths_keys) are compared with those in the folder's config.yaml. Not
-    compared are the length of the run, keys that resume.allow_batch_change or resume.allow_more_data let change, and
-    keys of UNRECORDED that are missing there. Other missing keys count as having the value in the table ADDED.
-    precision=auto stands for the precision of the run. With resume=never nothing is checked.
+    compared are `experiment`, the length of the run, keys that resume.allow_batch_change or resume.allow_more_data let
+    change, and keys of UNRECORDED that config.yaml lacks. Other keys that it lacks count as having the value in ADDED,
+    or None. Of precision, model.activation and data.caption_per, the value that `recorded_precision`,
+    `recorded_activation` and `recorded_caption_per` return is compared. With resume=never nothing is checked.
     """
     folder, resume = run_folder(config), config.resume
     if (old := _resumed_keys(config)) is None:
@@ -206,31 +210,35 @@ def check_run(config: TrainConfig) -> None:
 
 
 def run_of(path: Path) -> Path | None:
-    """Return the run folder RUN for the paths RUN, RUN@best and RUN/checkpoints/step_…; None for any other path."""
+    """Return the run folder RUN for RUN, RUN@best and RUN/checkpoints/step_…; None if RUN has no config.yaml."""
     path = without_best(path.expanduser())
     return next((folder for folder in (path, path.parent.parent) if (folder / CONFIG).is_file()), None)
 
 
 def recorded_precision(config: TrainConfig) -> Precision:
-    """Return config.precision; in place of auto, the precision of the run that is resumed, if one is."""
+    """Return config.precision; but if it is auto and a run is resumed, the precision in the config.yaml of that run."""
     used = _begun_keys(config).get("precision")
     return Precision(used) if config.precision is Precision.auto and used in list(Precision) else config.precision
 
 
 def recorded_activation(config: TrainConfig) -> Activation:
-    """Return model.activation of the run that is resumed; that of `config` for a new run."""
+    """Return model.activation of the run that is resumed; for a new run, that of `config`."""
     used = _begun_keys(config).get("model.activation")
     return Activation(used) if used in list(Activation) else config.model.activation
 
 
 def recorded_caption_per(config: TrainConfig) -> CaptionPer:
-    """Return `line` if the run that is resumed has data.caption_per=line, as older runs do, else that of `config`."""
+    """Return `line` if the resumed run has data.caption_per=line or is older than this key, else that of `config`."""
     used = _begun_keys(config).get("data.caption_per")
     return CaptionPer.line if used == CaptionPer.line else config.data.caption_per
 
 
 def resume_mode(config: TrainConfig) -> str:
-    """Return resume.mode; "auto" if it names the checkpoint where the run in the run folder began: that run goes on."""
+    """Return resume.mode: "auto", "never" or the path of a checkpoint.
+
+    Returns "auto" too if the run in the run folder began at that checkpoint and has written checkpoints of its own:
+    the same command then resumes this run.
+    """
     folder, mode = run_folder(config), config.resume.mode
     begun = recorded_state(folder).get(RESUMED_FROM) == str(Path(mode)) and steps(folder)
     return "auto" if begun else mode
@@ -239,7 +247,7 @@ def resume_mode(config: TrainConfig) -> str:
 def _begun_keys(config: TrainConfig) -> dict[str, Any]:
     """Return the configuration of the run that is resumed, dotted key → value; {} for a new run.
 
-    The resumed run is the one in the run folder, or the one whose checkpoint resume= names (see resume_mode).
+    The resumed run is the one in the run folder or, if resume_mode returns the path of a checkpoint, the run of that.
     """
     if (mode := resume_mode(config)) in ("auto", "never"):
         return _resumed_keys(config) or {}
@@ -261,10 +269,10 @@ def _resumed_keys(config: TrainConfig) -> dict[str, Any] | None:
 def open_run(config: TrainConfig, source: Path | None = None) -> Path:
     """Make the run folder, write its config.yaml and return the folder. Call it while the folder is locked.
 
-    What does not belong to the run is first moved to a subfolder (see `put_aside`): with resume=never or a checkpoint
-    of another folder, all files of an earlier run; with resume= an own checkpoint, the checkpoints after it. source:
-    the checkpoint that the run starts from. Raises ConfigError when the folder has a checkpoint whose configuration
-    trains other weights (see `check_run`).
+    If the folder has checkpoints and resume_mode is not auto, files are first moved to a subfolder by `put_aside`: if
+    `source` is a checkpoint of this folder, the later checkpoints; otherwise all files of the earlier run (RUN_FILES).
+    source: the checkpoint that the run starts from, if any. Raises ConfigError when the folder has a checkpoint whose
+    configuration trains other weights (see `check_run`), OSError or HardwareError when moving or writing files fails.
     """
     check_run(config)
     folder = run_folder(config)
@@ -281,7 +289,7 @@ def open_run(config: TrainConfig, source: Path | None = None) -> Path:
 
 
 def put_aside(folder: Path, names: Iterable[str]) -> None:
-    """Move the files and folders `names`, in this order, into a new subfolder before-<date and time>/ of `folder`."""
+    """Move those files and folders `names` that exist, in this order, to a new subfolder before-<time> of `folder`."""
     aside = folder / f"before-{datetime.now():%Y%m%d-%H%M%S-%f}"
     for name in names:
         if (folder / name).exists():
@@ -299,11 +307,11 @@ def put_checkpoints_aside(folder: Path, moved: Iterable[int]) -> None:
 
 
 def is_finished(config: TrainConfig) -> bool:
-    """Whether the run of this configuration is finished: run_state.json says so, its last checkpoint exists, and with
-    tracking.report also its report.html, which is written last.
+    """Whether the run of this configuration is finished: run_state.json says so, and its last checkpoint exists.
 
-    Always False if resume_mode is not auto, if `config` asks for another number of steps than the run had, or if
-    resume.allow_batch_change or resume.allow_more_data is set, as these options may make the run longer.
+    With tracking.report, its report.html must exist too, as it is written last. Always False if resume_mode is not
+    auto, if `config` has other values of steps or epochs than the run had, or if resume.allow_batch_change or
+    resume.allow_more_data is set, as these options may make the run longer.
     """
     folder, resume = run_folder(config), config.resume
     # more data or another batch size may have made the run longer
@@ -323,7 +331,7 @@ def shorter_run(config: TrainConfig) -> Path | None:
     """Return the folder of a finished run that differs from `config` only in being shorter; None if there is none.
 
     Only runs without run.name are considered: the hash in their folder names shows whether all other keys are equal.
-    Returns None too if the run of `config` has a checkpoint already.
+    Returns None too if `config` has a run.name, or if its run has a checkpoint already.
     """
     new = run_folder(config)
     for folder in [] if config.run.name or steps(new) else sorted(new.parent.glob(f"{new.name[:-8]}*")):
@@ -339,7 +347,7 @@ def shorter_run(config: TrainConfig) -> Path | None:
 
 
 def recorded_state(folder: Path) -> dict[str, Any]:
-    """Read run_state.json of a run folder; {} if it is missing or damaged."""
+    """Read run_state.json of a run folder; {} if it is missing, damaged or a link out of the folder."""
     try:
         state = read_json(folder / STATE, folder=folder)
     except (OSError, ValueError):
@@ -359,7 +367,7 @@ def steps(run_dir: Path) -> list[int]:
 
 
 def plain(config: Any) -> dict[str, Any]:
-    """Convert a configuration to nested dictionaries, as config.yaml stores it, without secrets.
+    """Convert a configuration to nested dictionaries, as config.yaml stores it, with secrets redacted.
 
     Signatures in URLs are secrets too, so signing a URL again does not look like a change of the data.
     """

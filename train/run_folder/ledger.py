@@ -21,9 +21,10 @@ LEDGER = "ledger.jsonl"
 class Ledger(AbstractContextManager["Ledger"]):
     """Appends the events that altered a run to its ledger.jsonl (replaced samples, skipped steps).
 
-    run_dir: the run folder; None, as on ranks other than 0: nothing is written. step: the step at which the run begins;
-    entries of later steps, from an earlier start, are removed. log: called with a line when an entry cannot be written,
-    or when entries of an earlier start are damaged.
+    run_dir: the run folder; None, as on ranks other than 0: nothing is written. step: the number of finished steps at
+    the start; the constructor removes entries of later steps, and damaged ones, which an earlier start left. log:
+    called with a line when an entry cannot be written, or when entries of an earlier start are damaged. Leaving the
+    `with` block closes the file. The constructor raises OSError when it cannot read or rewrite the file.
     """
 
     def __init__(self, run_dir: Path | None, step: int, log: Callable[[str], None]) -> None:
@@ -34,7 +35,7 @@ class Ledger(AbstractContextManager["Ledger"]):
             write_bytes(self.path, b"".join(valid))
 
     def write(self, step: int, kind: str, **fields: int | float | str | None) -> None:
-        """Append one event to the run's ledger.jsonl.
+        """Append one event to the run's ledger.jsonl. If this fails, the entry waits in memory for the next `write`.
 
         step: number of finished optimiser steps. kind: such as "substitute" (a sample was replaced) or "nonfinite" (a
         step was skipped). fields: further fields of the entry, see the module docstring.

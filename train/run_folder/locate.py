@@ -14,8 +14,8 @@ def locate(path: Path, log: Callable[[str], None]) -> Path:
 
     For a checkpoint folder that is the folder itself, for RUN@best the run's best checkpoint, both without verifying
     their files; for a run folder it is the newest undamaged checkpoint. log: called with one line for each damaged
-    checkpoint that is passed over. Raises ConfigError when there is no checkpoint, or no best one; DataError when a run
-    has checkpoints and all are damaged, or the best is missing.
+    checkpoint that is passed over. Raises ConfigError when there is no checkpoint, or no best one, or one that is read
+    has another format version; DataError when a run has checkpoints and all are damaged, or the best is missing.
     """
     if (run := without_best(path)) != path:
         return _best_checkpoint(run, path, log)

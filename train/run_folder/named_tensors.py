@@ -73,9 +73,10 @@ def filled(tensor: Tensor, saved: Mapping[str, Tensor], name: str) -> Tensor:
 def state_like(parameter: Tensor, saved: Mapping[str, Tensor], name: str) -> Tensor:
     """Return a copy of saved[name], a tensor of the optimiser state of `parameter`, to load into the optimiser.
 
-    If its shape is that of the parameter, the copy is sharded as the parameter, or else on the CPU in the parameter's
-    memory format (for example channels last), because the fused AdamW ignores strides. A copy is needed because saved
-    tensors are memory-mapped from a file that may be deleted.
+    For a sharded parameter, a tensor of its shape is copied into a tensor that is sharded alike. In all other cases the
+    copy is on the CPU; if it has the shape of the parameter, it takes on the parameter's memory format (for example
+    channels last), because the fused AdamW ignores strides. A copy is needed because saved tensors are memory-mapped
+    from a file that may be deleted.
     """
     if _shape(saved, name) != parameter.shape:
         return saved[name].clone()

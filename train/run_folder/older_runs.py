@@ -82,9 +82,10 @@ def in_present_terms(tree: dict[str, Any]) -> dict[str, Any]:
 
 
 def in_first_terms(keys: dict[str, Any]) -> dict[str, Any]:
-    """Return dotted key → value under the names that the keys had when they were introduced, for the hash in run names.
+    """Return `keys` (dotted key → value) under the names that they had in older versions, for the hash in run names.
 
-    Only objective.density is renamed; see NCE.
+    Only with objective=nce and objective.noise=batch is anything changed: the value of objective.density is moved to
+    objective.noise. Otherwise `keys` itself is returned.
     """
     if (keys.get("objective.name"), keys.get(f"objective.{NOISE}")) != (NCE, Noise.batch):
         return keys

@@ -3,7 +3,8 @@
 {"format": 1, "status": "running" | "preempted" | "finished" | "failed", "step": …, "total_steps": …, "time": …,
 "error": …, "hosts": […]}
 
-hosts: after an error, the machines of the ranks that failed, if it was a hardware failure. At the end of a run also
+hosts: after an error, the machines of the ranks that failed, if it was a hardware failure. While the run goes on also
+"pid" and "host": the process that writes the file, and its machine. At the end of a run also
 "checkpoint_seconds": seconds spent writing checkpoints since the start, most of them in the background; and "best": the
 best checkpoint (best_record.py), or null. Of a run that began at a checkpoint named by resume=, also "resumed_from":
 that name; a start that names it again goes on with the run. A run that was killed still says "running". torchrun turns
@@ -33,8 +34,9 @@ class RunState:
 
     As a context manager it writes "running" on entry, and "failed" with the error when the block raises. The block
     itself must write any other end ("finished" or "preempted") with `write`. run_dir: the run folder; None: nothing is
-    written. step: finished optimiser steps at the start. rank: that of this process. hosts: the machine of each rank.
-    resumed_from: an entry of the file, if it is not None.
+    written. step: finished optimiser steps at the start. total_steps: those of the whole run. rank: that of this
+    process. hosts: the machine of each rank. resumed_from: the checkpoint that resume= named when the run began there,
+    which is written with every status; None: the entry is left out.
     """
 
     def __init__(
@@ -67,7 +69,7 @@ class RunState:
             self.write("failed", error=f"{type(error).__name__}: {error}", hosts=hosts)
 
     def write(self, status: str, step: int | None = None, **entries: str | float | list[str] | Best | None) -> None:
-        """Write run_state.json anew with this status ("running", "preempted", "finished" or "failed").
+        """Replace run_state.json by one with this status ("running", "preempted", "finished" or "failed").
 
         step: finished optimiser steps; None keeps the last value. entries: further entries. Raises HardwareError if
         writing fails.
@@ -85,7 +87,7 @@ def locked_folder(run_dir: Path) -> Iterator[None]:
     """Hold the lock of a run folder (see `locked`) during the block; make the folder first if it does not exist.
 
     A folder that is still empty at the end is removed, with the parent folders that were made for it. Raises
-    ConfigError if the folder cannot be made or is in use.
+    ConfigError if the folder cannot be made or is in use, HardwareError if its lock file cannot be opened.
     """
     made = [folder for folder in (run_dir, *run_dir.parents) if not folder.exists()]
     try:
@@ -109,7 +111,8 @@ def locked(run_dir: Path, other: str = "run.name") -> Iterator[None]:
 
     The operating system releases the lock when this process dies, however that happens; forked workers do not inherit
     the lock. Raises ConfigError when another live process, on this machine or on another one that shares the folder,
-    holds the lock. other: the configuration key that the error message advises to change.
+    holds the lock; HardwareError when the lock file cannot be opened. other: the configuration key that the message of
+    the ConfigError advises to change.
     """
     with raise_named(run_dir):  # O_NOFOLLOW: through a link, another file would be emptied
         descriptor = os.open(run_dir / LOCK, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)

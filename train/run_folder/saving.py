@@ -39,14 +39,14 @@ from dyad.train.run_schedule import RunSchedule
 
 
 class CheckpointWriter(AbstractContextManager["CheckpointWriter"]):
-    """Writes the checkpoints of a run, on rank 0.
+    """Writes the checkpoints of a run, on rank 0 and, with sharded towers, on every rank that writes a part of them.
 
     Leaving its `with` block waits for a checkpoint that is still being written.
 
-    folder: the run folder. keep: how many of the newest checkpoints stay on the disk. before_save: called before each
-    checkpoint is written, to flush the logs. schedule: says at which step the next checkpoint is due. log: prints a
-    line. If a checkpoint cannot be written, `log` gets the error and that step, and the run goes on. Attribute seconds:
-    time spent writing so far, in the background or not.
+    folder: the run folder. keep: how many of the newest checkpoints stay on the disk. before_save: called on rank 0
+    before each checkpoint is written, to flush the logs. schedule: says at which step the next checkpoint is due. log:
+    prints a line. If a checkpoint cannot be written in the background, `log` gets the error and the step at which the
+    next one is due, and the run goes on. Attribute seconds: time spent writing so far, in the background or not.
     """
 
     def __init__(
@@ -83,7 +83,10 @@ class CheckpointWriter(AbstractContextManager["CheckpointWriter"]):
         self._in_flight = self._thread.submit(self._try, replace(state, **copied))
 
     def save(self, state: CheckpointState) -> None:
-        """Write the checkpoint `state` and return when it is on the disk. Raises HardwareError if that fails."""
+        """Write the checkpoint `state`, delete old ones (see `write_checkpoint`), and return when it is on the disk.
+
+        Raises HardwareError if writing fails.
+        """
         start = perf_counter()
         write_checkpoint(self._run_dir, state, self._keep, self._before_save)
         seconds = perf_counter() - start
@@ -142,12 +145,13 @@ def write_checkpoint(
     """Write the checkpoint `state` into the run folder, delete old checkpoints, and return the checkpoint's folder.
 
     Call it on rank 0 and, with sharded towers, on every rank that has a part (state.part). Rank 0 waits up to `wait`
-    seconds for the parts of the other ranks, and writes the manifest.
+    seconds for the parts of the other ranks, moves them into the checkpoint and writes the manifest. The other ranks
+    return when their part is written; the checkpoint is not complete by then.
 
-    The newest `keep` checkpoints up to this one stay, and the one that the entry "best" of `state.metadata` names; the
-    others are deleted. before_save: called first on rank 0, to flush the logs, so that the logs on the disk never end
-    before the step of a checkpoint. Raises HardwareError when logs or checkpoint cannot be written; older checkpoints
-    then stay as they are.
+    The newest `keep` checkpoints up to this step stay, and the one that the entry "best" of `state.metadata` names; the
+    others up to this step are deleted, by rank 0. before_save: called first on rank 0, to flush the logs, so that the
+    logs on the disk never end before the step of a checkpoint. Raises HardwareError when logs or checkpoint cannot be
+    written; older checkpoints then stay as they are.
     """
     assert keep >= 1
     final = folder_of(run_dir, state.step)

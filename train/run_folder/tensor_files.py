@@ -23,8 +23,9 @@ STARTS = "starts"  # key of a file's metadata: name of a tensor → the row of t
 class SavedTensors(Mapping[str, Tensor]):
     """A read-only mapping of name → tensor over the safetensors files `files`; a tensor is read when it is looked up.
 
-    If several files have a tensor of one name, it is the concatenation of their rows. Raises ValueError for parts of a
-    tensor that leave rows out, overlap or differ in their other dimensions.
+    If several files have a tensor of one name, each has a part of its rows, and the value is the whole tensor. The
+    constructor raises ValueError for parts of a tensor that leave rows out, overlap or differ in their other
+    dimensions, OSError for a file that cannot be opened, SafetensorError for a file of another format.
     """
 
     def __init__(self, files: Iterable[Path] = ()) -> None:

@@ -44,7 +44,10 @@ class WeightAverage:
 
     @contextmanager
     def applied(self) -> Iterator[None]:
-        """Context manager: put the average into the parameters, and the trained weights back when the block ends."""
+        """Context manager: put the average into the parameters, and the trained weights back when the block ends.
+
+        During the block, `tensors` holds the trained weights.
+        """
         self._exchange()
         try:
             yield

@@ -74,10 +74,11 @@ def chunk_count(global_batch_size: int, world_size: int, chunk_size: int | None)
 
 
 def in_chunks(batch: Batch, count: int) -> tuple[list[Chunk], tuple[Side, Side]]:
-    """Cut a batch into `count` chunks of equal numbers of x rows and of y rows, extra items included.
+    """Cut the x rows and the y rows of a batch, extra items included, into `count` chunks each.
 
     Returns the chunks and (side x, side y), whose `joined` brings the embeddings of the chunks into the order of the
-    batch. The numbers of rows (or of sequences) differ by at most one; with fewer rows than chunks some are 0.
+    batch. On each side the chunks' numbers of rows differ by at most one; if x rows form sequences, their numbers of
+    whole sequences do. If a side has fewer rows than chunks, some of its chunks have none.
     """
     rows, lengths = batch.y, batch.y_lengths
     if (extra := batch.extra) is not None:
@@ -96,7 +97,7 @@ def in_chunks(batch: Batch, count: int) -> tuple[list[Chunk], tuple[Side, Side]]
 
 
 def _side(rows: Tensor, lengths: Lengths | None, count: int, places: Lengths | None = None) -> Side:
-    """Cut the n rows of a side, (n, …), into `count` chunks.
+    """Cut the n rows of a side, (n, …), into `count` chunks, as `in_chunks` does.
 
     lengths: number of tokens of each row, (n,); None: rows are not texts. If given, rows are sorted by length, the
     longest first, so that the first chunk shows how much memory a chunk takes at most. places: position of each row in

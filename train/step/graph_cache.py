@@ -27,7 +27,8 @@ TRAINING_COPIES = 3  # gradients and the two moments of AdamW, each as large as 
 class GraphCache:
     """A stack of the embeddings of one step's chunks, with their autograd graphs. len() is the number of cached chunks.
 
-    A full cache drops its oldest entries. most: how many chunks to keep; None: as many as fit into `budget`.
+    A full cache drops its oldest entries, but never the newest. most: how many chunks to keep; None: as many as fit
+    into the memory that `budget` has for graphs when this object is made.
     """
 
     def __init__(self, most: int | None, budget: MemoryBudget) -> None:
@@ -62,9 +63,9 @@ class GraphCache:
     def _capacity(self) -> int:
         """Return how many autograd graphs may be cached: the configured number, else as many as fit into memory.
 
-        In the second case one graph less is allowed, to leave room for the gradients that backward makes. Each graph
-        counts with the size of the largest one. The first graph may be larger, as it also holds the casts of the
-        weights for autocast, which all graphs share; this excess counts once.
+        In the second case one graph less is allowed, to leave room for the gradients that backward makes. Every graph
+        is taken to be as large as the largest one after the first. The first may be larger, as it also holds the casts
+        of the weights for autocast, which all graphs share; this excess counts once.
         """
         if self._most is not None:
             return self._most
@@ -89,7 +90,8 @@ class MemoryBudget:
         """Return how many bytes of device memory autograd graphs may take; negative if there is too little.
 
         The result is the free memory, minus the size of the gradients and AdamW's two moments of all trained weights,
-        minus a reserve (the fraction SPARE of the total memory).
+        minus a reserve (the fraction SPARE of the total memory). On a GPU, optimiser state that is allocated already is
+        not subtracted again. On a CPU, the free memory is that at the construction of this object.
         """
         free, total = self._cpu_memory or gpu_memory(self._device)
         state = TRAINING_COPIES * sum(p.nbytes for p in self._towers.parameters() if p.requires_grad)

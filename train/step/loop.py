@@ -25,10 +25,11 @@ def fit(
     telemetry: Callable[[Batch, int, float], Mapping[str, float]] = lambda *_: {},
     is_best: Callable[[int, Mapping[str, float]], bool] = lambda *_: False,
 ) -> tuple[str, int]:
-    """Run the optimiser steps first_step … total_steps - 1 of the schedule. Every rank must call it.
+    """Run the optimiser steps first_step … total_steps - 1 of the schedule, counted from 0. Every rank must call it.
 
-    Returns (how the run ended, "finished" or "preempted"; the number of finished optimiser steps). Raises ValueError if
-    `batches` has not exactly one batch for each of these steps.
+    Returns (how the run ended, "finished" or "preempted"; the number of finished optimiser steps). If a stop is
+    requested, a last checkpoint is written and the run is "preempted". Raises ValueError if `batches` has not exactly
+    one batch for each of these steps.
 
     batches: one per step. step(batch, index): takes optimiser step `index` and returns its scalars. monitor: observes
     each step. diagnose(): returns further scalars of the last step, computed when the step is logged. evaluate(step):
@@ -36,11 +37,12 @@ def fit(
     checkpoint; evaluation_owed says that the evaluation of this step is still to be done, and `last` that the
     checkpoint must be on the disk on return. should_stop(): whether to stop, the same on all ranks. logger: takes the
     scalars. telemetry(batch, steps, batch_time): returns metrics of the device when a step is logged; steps: the number
-    of steps since the last call, of batch_time seconds each. is_best(step, results): whether the results of an
-    evaluation are the best so far; then a checkpoint is written, too.
+    of steps since the last call; batch_time: their mean duration in seconds. is_best(step, results): whether the
+    results of an evaluation are the best so far; then a checkpoint is written, too.
 
-    evaluate and batches may raise Stopped (a stop was requested), on all ranks. The scalars of a step are logged before
-    its checkpoint is written, so each step is logged once over restarts.
+    A stop is requested by should_stop(), which is asked after each step, or by the error Stopped, which evaluate and
+    batches may raise on all ranks. The scalars of a step are logged before its checkpoint is written, so each step is
+    logged once over restarts.
     """
     done, owed = schedule.first_step, schedule.evaluation_owed
     save_due = owed  # so that a start which is stopped right after this evaluation does not owe it
@@ -86,8 +88,8 @@ def fit(
 class Stopwatch:
     """Adds up the seconds that steps have spent waiting, computing and saving since the last call of `read`.
 
-    waited: seconds of waiting for batches; worked: of computing; saving: of writing checkpoints. steps: how many steps
-    were added.
+    schedule: gives the size of a batch and the number of ranks. waited: seconds of waiting for batches; worked: of
+    computing; saving: of writing checkpoints. steps: how many steps were added.
     """
 
     schedule: RunSchedule
@@ -105,7 +107,7 @@ class Stopwatch:
 
         data_time: mean seconds that a step waited for its batch. batch_time: mean seconds per step, waiting included.
         samples_per_second: pairs per second of all ranks together; samples_per_second_per_device: the mean per rank.
-        checkpoint_seconds: seconds spent on saving since the last call.
+        checkpoint_seconds: seconds spent on saving since the last call. Call it after at least one `add`.
         """
         batch_time = (self.waited + self.worked) / self.steps
         rate = self.schedule.global_batch_size / batch_time

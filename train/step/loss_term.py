@@ -58,10 +58,12 @@ class StepRun:
 
 @dataclass(frozen=True)
 class TermResult:
-    """The result of a loss in a step: 0-d tensors of this rank, whose means over ranks are the values of the batch.
+    """The result of one loss in a step, on this rank.
 
-    loss: config.weight · loss. violated: the number of conditions (losses/sums/conditions.py) that were assumed and do
-    not hold. metrics: name as it is logged → value. checks: these conditions, and values still to be summed over ranks.
+    loss, 0-d: the value of the objective times the weight of the loss (key `weight`). metrics: name as it is logged →
+    0-d. Means over ranks of loss and metrics are those of the global batch. violated, 0-d: how many of the conditions
+    that were recorded on this rank (losses/sums/conditions.py) do not hold. checks: these conditions, and values still
+    to be summed over ranks.
     """
 
     loss: Tensor
@@ -73,12 +75,14 @@ class TermResult:
 class LossTerm:
     """One loss of a step: an objective on the embeddings of a batch by an x tower and a y tower.
 
-    config: that of the run, or of an auxiliary loss (also.NAME). total_steps: optimiser steps of the run. pairs: the
-    number of pairs of each rank, if it is the same in every step and each x has one y; else None. name: NAME of an
-    auxiliary loss, "" for the run's own loss. Raises ConfigError as `shard` does.
+    The constructor puts the towers in train() mode and, with dist=fsdp2 or hsdp, shards them in place. config: that of
+    the run, or of an auxiliary loss (also.NAME). total_steps: optimiser steps of the run. pairs: the number of pairs of
+    each rank, if it is the same in every step and each x has one y; else None. name: NAME of an auxiliary loss, "" for
+    the run's own loss. Raises ConfigError if dist.shard_size does not divide the number of ranks.
 
-    Attributes: modules: prefix of weight names → module. target: the target network. embeddings: those of the x and y
-    of the pairs in the last step, (b, D) each, without gradient. keys: their content keys, int64 (b,) each.
+    Attributes: modules: prefix of weight names → module. target: the target network. statistics: the running statistics
+    of batch norms. chunks: the number of chunks of a batch. embeddings: those of the b x rows and m y rows of the last
+    batch, without extra items and gradient: (b, D) and (m, D). keys: their content keys, int64 (b,) and (m,).
     """
 
     embeddings: tuple[Tensor, Tensor]
@@ -112,7 +116,11 @@ class LossTerm:
         self._keep_graphs = (config.keep_graphs if unsharded else 1) if self.chunks > 1 else 1
 
     def begin(self, batch: Batch, step: int) -> Batch:
-        """Prepare optimiser step `step` (from 0). Return `batch` on the device, with its noise (such as blur) added."""
+        """Prepare optimiser step `step` (from 0). Return `batch` on the device, with its noise (such as blur) added.
+
+        The towers are put in train() mode, the target network takes on new weights if they are due (target.kind=copy),
+        and the running statistics of batch norms are remembered for `undo`.
+        """
         if not self.towers.training:  # an evaluation may have left eval() behind
             self.towers.train()
         self.target.begin(step)
@@ -120,7 +128,7 @@ class LossTerm:
         return batch.to(self.world.device).with_noise()
 
     def undo(self) -> None:
-        """Restore the objective's state and the running statistics of batch norms to those before `begin`."""
+        """Restore the objective's per-sample state and the batch norms' running statistics from before the step."""
         self.objective.undo()
         self.statistics.write(self._before)
 
@@ -144,14 +152,15 @@ class LossTerm:
     ) -> TermResult:
         """Compute the loss of a batch, and add the gradient of weight · loss to .grad of the trained parameters.
 
-        step: index of the optimiser step, which seeds dropout. run: the towers and tools to use. wait_for_sizes: waits
-        for the sizes of the global batch and returns them. speculative: whether the objective may assume the conditions
-        of losses/sums/conditions.py; then the gradient is right only if `violated` of the result is 0 on all ranks.
-        logged: whether costly metrics are wanted, the same on all ranks.
+        batch: as `begin` returns it. step: index of the optimiser step, which seeds dropout. run: the towers and tools
+        to use. wait_for_sizes: waits for the sizes of the global batch and returns them. speculative: whether the
+        objective may assume the conditions of losses/sums/conditions.py; then the gradient is right only if `violated`
+        of the result is 0 on all ranks. logged: whether costly metrics are wanted, the same on all ranks.
 
-        On return the gradients of towers wrapped in DistributedDataParallel are averaged over ranks; gradients of other
-        towers and of the objective's parameters (e.g. temperature) are not. Raises ConfigError if a metric of the
-        objective has a name of RESERVED.
+        Every rank must call it. On return the gradients of towers that are wrapped in DistributedDataParallel or
+        sharded are averaged over ranks; gradients of other towers and of the objective's parameters (e.g. temperature)
+        are not. Sets the attributes embeddings and keys. Raises ConfigError if a metric of the objective has a name of
+        RESERVED.
         """
         self.statistics.begin(len(batch))
         chunks, sides = in_chunks(batch, self.chunks)

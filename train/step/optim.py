@@ -24,11 +24,11 @@ def build_optimizer(
 ) -> Optimizer:
     """Build the optimiser optim.name over the parameters that require gradients.
 
-    named_parameters: (name, parameter) pairs. config: learning rate, betas and weight decay. scales: name → factor of
-    the learning rate, 1 for all other parameters; the factor of a parameter group is its entry "lr_scale". Parameters
-    with fewer than two dimensions, or with bn, ln, bias or logit_scale in their name, get no weight decay, as in
-    open_clip_train 3.3. Raises ConfigError if no parameter requires gradients, or for an optimiser or options that
-    timm does not have.
+    named_parameters: (name, parameter) pairs; a parameter that occurs twice counts once, under its last name. config:
+    the keys optim.*. scales: name → factor of the learning rate, 1 for all other parameters. The factor is only stored,
+    as the entry "lr_scale" of a parameter group: the caller multiplies by it. Parameters with fewer than two
+    dimensions, or with bn, ln, bias or logit_scale in their name, get no weight decay, as in open_clip_train 3.3.
+    Raises ConfigError if no parameter requires gradients, or for an optimiser or options that timm does not have.
     """
     trained = {id(p): (name, p) for name, p in named_parameters if p.requires_grad}.values()
     if not trained:
@@ -101,7 +101,8 @@ def layer_depths(trunk: nn.Module) -> dict[str, int]:
 
     The layers of a timm model, also inside an open_clip tower, are those of its group_matcher. The layers of any other
     trunk are its numbered modules (as in "blocks.3.") in the order of its parameters: the blocks of open_clip's towers,
-    the layers of transformers, the blocks of each stage of a ResNet.
+    the layers of transformers, the blocks of each stage of a ResNet. These n layers have depths 1 to n; a parameter
+    outside of them has depth 0 before the first layer, n + 1 after it.
     """
     names = [name for name, _ in trunk.named_parameters()]
     for prefix, module in trunk.named_modules():

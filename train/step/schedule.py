@@ -12,16 +12,18 @@ from dyad.train.step.target import describe_target
 def warmup_steps(total_steps: int, config: OptimConfig) -> int:
     """Return the number of warm-up steps of a run of `total_steps` steps.
 
-    config.warmup is this number if it is an int, or a share of the run if it is a float: then it is rounded up, as in
-    transformers.
+    If config.warmup is an int, it is this number. If it is a float, it is a share of the run, and the number is rounded
+    up, as in transformers.
     """
     return config.warmup if isinstance(config.warmup, int) else math.ceil(config.warmup * total_steps)
 
 
 def learning_rate(step: int, total_steps: int, config: OptimConfig) -> float:
-    """Compute the learning rate of optimiser step `step` (from 0): linear warm-up, then config.schedule.
+    """Compute the learning rate of optimiser step `step` (from 0): linear warm-up to config.lr, then config.schedule.
 
-    total_steps: the number of optimiser steps of the run, warm-up included.
+    cosine and linear fall to 0 at the end of the run, const stays at config.lr, and const-cooldown falls to
+    config.cooldown_end in the last config.cooldown steps. total_steps: the number of optimiser steps of the run,
+    warm-up included.
     """
     warmup = warmup_steps(total_steps, config)
     if step < warmup:
@@ -38,10 +40,11 @@ def learning_rate(step: int, total_steps: int, config: OptimConfig) -> float:
 
 
 def describe_schedule(config: TrainConfig, run: RunSchedule, options: object, total_before: object) -> Iterator[str]:
-    """Yield lines for the log on the warm-up, on copies of the weights, and on how a changed length changes the rate.
+    """Yield lines for the log on the warm-up, the average of the weights, the target network and objective.gamma.
 
-    run: the steps of the run. options: the options of the objective. total_before: the total steps of the run before it
-    was resumed; anything but an int: unknown.
+    If the run was resumed with another number of steps, the last line says how this changes the learning rate. run: the
+    steps of the run. options: the options of the objective. total_before: the total steps of the run before it was
+    resumed; anything but an int: unknown.
     """
     optim, first, total = config.optim, run.first_step, run.total_steps
     warmup = warmup_steps(total, optim)

@@ -13,12 +13,13 @@ from dyad.train.losses.sums.conditions import Sizes
 
 
 def exchange_sizes(batch: Batch, world: World, pairs: tuple[int, ...] | None) -> Callable[[], Sizes]:
-    """Send this rank's numbers of x rows, y columns and extra y items to all ranks; return a function that waits for
-    the numbers of all ranks and returns them as Sizes.
+    """Begin to exchange between ranks how many rows each has; return a function that waits for the numbers.
 
-    pairs: the number of pairs of each rank, if it is the same in every step and the y columns are those of the pairs;
-    then a batch without extra items needs no communication. None: unknown. Every rank must call this function and its
-    result. Raises ValueError if the batch has another number of rows than `pairs` says.
+    The numbers are those of x rows, y columns, extra y items, and positives among these; the returned function returns
+    them for all ranks as Sizes. pairs: the number of pairs of each rank, if it is the same in every step and the y
+    columns are those of the pairs; then a batch without extra items needs no communication. None: unknown. Every rank
+    must call both functions. Raises ValueError if, without communication, the batch has another number of rows than
+    `pairs` says.
     """
     extra = batch.extra
     further = (0, 0) if extra is None else (len(extra.row), extra.positives)

@@ -33,13 +33,13 @@ class TrainStep:
 
     The scalars are equal on all ranks. terms: the losses, whose weighted sum is trained. The first is the run's own,
     with the run's configuration; auxiliary losses have objectives, batches (Batch.auxiliary) and towers of their own,
-    which may share weights.
+    which may share weights. The constructor builds the optimiser, and raises ConfigError as `build_optimizer` does.
 
     Attributes that describe the last step: scalars: those that the call returned. skip_reason: "nonfinite" or "spike"
     if the step was skipped, else "". stopping: whether any rank had been asked to stop. Other attributes: stage: the
     work in progress, for error messages. towers, objective, target: those of the run's own loss. local_timer: measures
-    the time from a step's start to this rank's first communication with other ranks. average: the moving average of the
-    weights.
+    the time from a step's start to this rank's first communication with other ranks. optimizer: that of all losses.
+    average: the moving average of the weights.
     """
 
     scalars: Mapping[str, float]
@@ -81,13 +81,15 @@ class TrainStep:
         logs: Callable[[int], bool] = lambda steps: True,
         on_skip: Callable[[Batch, int, str, Mapping[str, float]], None] = lambda *_: None,
     ) -> Mapping[str, float]:
-        """Take optimiser step `step` (from 0) and return its scalars by name; or skip it, which changes no weight.
+        """Take optimiser step `step` (from 0), or skip it, which changes no weight; return its scalars, name → value.
 
-        A step is skipped if its loss or gradient is not finite, or its loss is a spike. stop_requested(): whether this
-        process was asked to stop. logs(steps): whether metrics are logged after so many finished steps, the same on
-        all ranks; costly ones are left out if not. on_skip(batch, steps, reason, scalars): called on all ranks when a
-        step is skipped; steps: finished steps, with the skipped one. Raises UserError after optim.max_skipped skipped
-        steps in a row.
+        Every rank must call it. A step is skipped if its loss or gradient is not finite, or its loss is a spike. batch:
+        this rank's part of the global batch, with those of the auxiliary losses in batch.auxiliary. stop_requested():
+        whether this process was asked to stop. logs(steps): whether metrics are logged after `steps` finished steps,
+        the same on all ranks; if not, costly metrics are left out. on_skip(batch, steps, reason, scalars): called on
+        all ranks when a step is skipped; steps: finished steps, with the skipped one; reason: skip_reason. Raises
+        UserError after optim.max_skipped skipped steps in a row; a gradient that overflows in fp16, and need not with a
+        smaller loss scale, does not count.
         """
         self.stage = f"step {step + 1}"
         self.local_timer.start()
@@ -129,9 +131,10 @@ class TrainStep:
     ) -> tuple[dict[str, float] | None, Tensor]:
         """Compute .grad of the trained parameters; return the step's scalars and the gradient's L2 norm, a 0-d tensor.
 
-        batches, sizes: one for each loss. stop_requested, logged: as in `__call__`. speculative: whether objectives may
-        assume conditions (see train/losses/sums/conditions.py); the scalars are None if one of them does not hold. The
-        scalars, the stop requests and the conditions are read from the device at once.
+        batches, sizes: one for each loss. stop_requested: as in `__call__`; its result sets self.stopping on all ranks.
+        logged: whether costly metrics are wanted. speculative: whether objectives may assume conditions (see
+        train/losses/sums/conditions.py); the scalars are None if one of them does not hold. The scalars, the stop
+        requests and the conditions are read from the device at once.
         """
         self.optimizer.zero_grad(set_to_none=True)
         # The end of the outermost autocast context forgets the casts of the weights. This one, which is off, keeps them

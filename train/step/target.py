@@ -34,8 +34,8 @@ class Target:
     """The target network of a loss. With target.kind=none it has no towers, and its methods do nothing.
 
     towers: the trained towers, in train() mode. copy: their frozen copy (TwoTower.frozen_copy), made before either was
-    sharded; None: there is no target. total_steps: optimiser steps of the run. Attributes: towers: the target's x tower
-    and y tower. tensors: trained parameter → the target's weight.
+    sharded; None: there is no target. config: that of the run, or of an auxiliary loss. total_steps: optimiser steps of
+    the run. Attributes: towers: the target's x tower and y tower. tensors: trained parameter → the target's weight.
     """
 
     def __init__(
