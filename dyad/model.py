@@ -219,7 +219,7 @@ class Model:
 
         query: a text or an image. A model of questions and passages embeds a text as a question. The path of an image
         must be a pathlib.Path, because a str is a text. k: number of results, at least 1; fewer are returned if the
-        index is smaller. Raises ConfigError if another model made the index, and for k below 1.
+        search finds fewer. Raises ConfigError if another model made the index, and for k below 1.
         """
         k = inputs.count_of(k)
         queries, are_texts = inputs.queries_of(query)

@@ -186,8 +186,8 @@ class TrainingRun:
         return BestCheckpoint(metric, higher, self.folder, self.world, writer.wait, log, found)
 
     def batches(self, encoder: Encoder, copy_timer: LocalTimer, log: Callable[[str], None]) -> Iterable[Batch]:
-        """Return an iterable of this rank's batches, one per step of the run. Each also holds the batches of the
-        auxiliary losses.
+        """Return an iterable of this rank's batches, one per step of the run. If there are auxiliary losses, each batch
+        also holds their batches, in Batch.auxiliary.
 
         With data.negatives.refresh_every, hard negatives are mined with `encoder` between the batches. copy_timer:
         measures the time of copies to a GPU. log: called with a line about each mining.

@@ -120,7 +120,7 @@ def load_on_all(path: str, world: "World") -> LoadedRun:
     """Load the model of a run on every rank. Every rank must call it.
 
     path: in a form that `find_run` takes. Rank 0 chooses the checkpoint, and one rank of each machine verifies the
-    SHA-256 digests of the checkpoint's files. Raises the errors of `find_run` and `load_run` on all ranks.
+    SHA-256 digests of the files that are read. Raises the errors of `find_run` and `load_run` on all ranks.
     """
     from dyad.train.distributed.agreement import from_rank_0, raise_on_all
     from dyad.train.run_folder.checkpoint import OF_WEIGHTS, Checkpoint

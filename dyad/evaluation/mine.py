@@ -96,6 +96,8 @@ def refuse_other_tasks(command: MineCommand, config: TrainConfig, run: Path) -> 
 
 def with_mine_options(config: TrainConfig, command: MineCommand) -> TrainConfig:
     """Return `config`, the configuration of a run, changed by the options of the command line of python -m eval.mine.
+
+    command: these options; None stands for the value of the run.
     """
     data = overridden(config.data, command)
     negatives = replace(data.negatives, mining=overridden(data.negatives.mining, command))

@@ -112,8 +112,8 @@ def pushed(folder: Path, repository: str, private: bool, message: str) -> str:
     """Upload the export in `folder` to the Hugging Face Hub and return its URL there.
 
     repository: ORG/NAME; created if it does not exist. private: whether a new repository is private. message: the
-    commit message. The token is that of HF_TOKEN or of `hf auth login`. Raises ConfigError if the Hub refuses the upload or
-    cannot be reached; the folder is kept.
+    commit message. The token is that of HF_TOKEN or of `hf auth login`. Raises ConfigError if the Hub refuses the
+    upload or cannot be reached; the folder is kept.
     """
     from huggingface_hub import HfApi
 

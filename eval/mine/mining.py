@@ -176,8 +176,8 @@ def embedded(encode: Encoder, data: MiningData, folder: Path, log: Callable[[str
     `data` and the embeddings as a MiningInput without scores.
 
     All processes must call it together. Embeddings that an earlier call wrote into `folder`, complete or not, are used
-    again if the weights and the data are the same. log: function that prints a line; None: a progress bar on a terminal,
-    lines on standard output elsewhere.
+    again if the weights and the data are the same. log: function that prints a line; None: a progress bar on a
+    terminal, lines on standard output elsewhere.
     """
 
     def encoded(name: str, of: Side) -> np.ndarray:

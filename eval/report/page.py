@@ -68,7 +68,7 @@ def _list(value: Any) -> list[Any]:
 
 
 def joined(value: Any) -> str:
-    """Convert a configuration value to text; the values of a list are separated by commas."""
+    """Convert a configuration value to text; the values of a list are separated by commas. None gives ""."""
     return ", ".join(map(str, _list(value)))
 
 

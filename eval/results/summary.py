@@ -119,7 +119,8 @@ def finite(value: Any) -> float | None:
 
 
 def number(value: Any) -> str:
-    """Format a value for readers: three decimals for shares, whole numbers for counts and ranks.
+    """Format a value for readers: a whole number above 1 without decimals, other values with three decimals, and values
+    below 0.0005 with one significant digit.
 
     Returns "–" (a dash) if the value is no number or is not finite.
     """

@@ -105,7 +105,7 @@ class Index:
 
     def search(self, queries_nD: np.ndarray, k: int) -> Hits:
         """Find the k corpus rows with the highest scores (inner products) for each of n queries, exactly or with the
-        approximate index. queries_nD (n, D): the query vectors. k is cut to the number of corpus rows.
+        approximate index. queries_nD (n, D): the query vectors. k: if it is above m, the m corpus rows are found.
 
         All processes must call it together with the same queries.
         """
@@ -131,8 +131,8 @@ class Index:
         """Return the share of the k best corpus rows of an exact search that are in `hits`, for at most `sample` evenly
         spread queries.
 
-        hits: the results of an earlier search with queries_nD, the n query vectors; k is the number of results per
-        query in it. The sampled queries are searched exactly. All processes must call it together.
+        hits: the results of an earlier search with queries_nD, the n query vectors; k is its number of results per
+        query. The sampled queries are searched exactly. All processes must call it together.
         """
         rows = np.unique(np.linspace(0, len(queries_nD) - 1, min(sample, len(queries_nD))).astype(np.int64))
         exact = Index(self.corpus, world=self.world).search(queries_nD[rows], hits.positions.shape[1]).positions
