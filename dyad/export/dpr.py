@@ -23,7 +23,8 @@ FOLDERS = {"question_encoder": "DPRQuestionEncoder", "ctx_encoder": "DPRContextE
 def write(folder: Path, source: ExportSource) -> None:
     """Write the question encoder and the passage encoder, one folder each, into `folder`.
 
-    Raises ConfigError for a tower with a projection, which AutoModel does not have, and as `encoder_sides` does.
+    Raises ConfigError for a model that is not of texts alone, for an encoder whose class AutoModel does not create, and
+    for a tower with a projection, which AutoModel does not have.
     """
     for name, side in zip(FOLDERS, encoder_sides(source, "dpr"), strict=True):
         if not isinstance(side.tower.projection, nn.Identity):

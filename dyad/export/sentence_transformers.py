@@ -25,7 +25,8 @@ POOLINGS: dict[Pooling, PoolingMode] = {Pooling.cls: "cls", Pooling.mean: "mean"
 def write(folder: Path, source: ExportSource) -> None:
     """Write the trained encoder into `folder` by sentence-transformers' own code.
 
-    Raises ConfigError for a model with two encoders, for an encoder that pools by itself, and as `encoder_sides` does.
+    Raises ConfigError for a model that is not of texts alone or has two encoders, and for an encoder that pools by
+    itself or whose class AutoModel does not create.
     """
     question, passage = encoder_sides(source, "sentence_transformers")
     if question.tower is not passage.tower:

@@ -36,7 +36,7 @@ def comparison(values: Values, others: Values, groups: Groups) -> dict[str, dict
     metric → {"value": mean of model − baseline, "interval": its 95 % interval}.
 
     values, others: metric → (n,) the value of the model, and of the baseline, for each of the same n queries. groups:
-    as in `summary`.
+    function from the name of a metric to the group of each of these queries.
     """
     by_query = {name: v - others[name] for name, v in values.items()}
     ends = _by_metric(by_query, groups)

@@ -163,7 +163,10 @@ class ImagesAndCaptions:
 
     def labelled(self, groups: Sequence[list[int]], queries_bD: np.ndarray) -> list[LabelledQuery]:
         """Return b queries with the indices of their right items. An image and a caption are right for each other if
-        the meaning of the caption (data.text_key) is that of a caption of the image. Arguments: MiningData.labelled."""
+        the meaning of the caption (data.text_key) is that of a caption of the image.
+
+        groups: for each query a list with its one row. queries_bD: embeddings of the queries, (b, D).
+        """
         none, names = np.empty(0, np.int64), self.sides()[0].ids
         return [
             LabelledQuery(names(row, row + 1)[0], (), none, self._right.pairs(row, row + 1)[1], query_D)

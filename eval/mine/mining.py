@@ -298,8 +298,9 @@ def _written(path: Path, world: World) -> Iterator[Callable[[bytes], Any]]:
     """Context manager: yield a function that appends lines to a new file, which replaces `path` at the end of the
     block.
 
-    The file appears whole. If the block raises, an older file at `path` stays as it was, but its summary (mined.json)
-    is deleted at the beginning in any case. All processes must enter it together; only process 0 may call the function.
+    `path` never holds an incomplete file. If the block raises, an older file at `path` stays as it was, but its summary
+    (mined.json) is deleted at the beginning in any case. All processes must enter it together; only process 0 may call
+    the function.
     """
     errors = raise_named(path)
     with ExitStack() as stack:

@@ -316,8 +316,8 @@ def _shard(corpus: np.ndarray, start: int, stop: int) -> np.ndarray:
 
 @torch.inference_mode()
 def _first_best(queries_qD: Tensor, shard_sD: Tensor, k: int) -> Hits:
-    """Find for each query the k rows of a part of the corpus with the highest inner products. If scores are equal, the
-    lower row comes first.
+    """Find for each query the k rows of a part of the corpus with the highest inner products. Of rows with equal scores
+    the one with the lower index comes first.
 
     queries_qD (q, D), shard_sD (s, D): q query vectors and the s corpus rows of the part, each of width D. The scores
     are computed for a few queries at a time.
@@ -342,7 +342,8 @@ def _first_best_strip(score_ts: Tensor, k: int) -> tuple[Tensor, Tensor]:
 
 
 def _in_order(scores: np.ndarray, positions: np.ndarray) -> Hits:
-    """Reorder search results of FAISS so that of corpus rows with equal scores the lower one comes first.
+    """Return search results of FAISS as Hits, reordered so that corpus rows with equal scores are in the order of their
+    indices.
 
     scores, positions (queries, k): the scores and corpus rows found, by descending score. Changes `positions` in place.
     """
