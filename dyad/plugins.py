@@ -64,8 +64,8 @@ def register_format(added: QuestionFormat) -> None:
 
 
 def register_evaluator(name: str, kind: SuiteKind) -> None:
-    """Make data sets available as entries NAME:TARGET of eval.suite. kind: the functions that check such an entry and
-    build its evaluator. Raises ConfigError if the name is taken."""
+    """Make data sets available as entries NAME:TARGET of eval.suite. kind: the task of the models, and the functions
+    that check such an entry and build its evaluator. Raises ConfigError if the name is taken."""
     _add(KINDS, name, kind, "eval.suite")
 
 

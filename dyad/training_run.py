@@ -86,7 +86,8 @@ class TrainingRun:
 
     def open_logger(self, tracking: TrackingConfig) -> Logger:
         """Write config.yaml into the run folder, open the run's logs and trackers, and return the Logger. If the batch
-        size has changed, first put the log files that count steps aside. Rank 0 alone calls it.
+        size has changed, put the files and folders STEP_FILES aside, because their steps count batches of the old size.
+        Rank 0 alone calls it.
 
         Raises HardwareError if the disk has no room for the checkpoints, or the folder cannot be written.
         """
