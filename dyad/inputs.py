@@ -35,14 +35,16 @@ def texts_of(given: Any, what: str = "texts") -> list[str]:
 
 
 def passages_of(given: Any) -> list[Passage]:
-    """Return passages as a list of Passage; a single passage becomes a list of one, also a pair (title, text). See
-    PassageLike for the forms of a passage. Raises ConfigError for an empty list, and for an element of another form."""
+    """Return passages as a list of Passage; a single passage becomes a list of one. A pair of texts (title, text) is a
+    single passage. See PassageLike for the forms of a passage. Raises ConfigError for an empty list, for an element of
+    another form, and for a text with half of a UTF-16 surrogate pair."""
     return [_passage(each) for each in _passages(given)]
 
 
 def stored_passages(given: Any) -> list[Any]:
-    """Return passages as a list for an Index: as they are given, but each mapping as a dict. Raises ConfigError for an
-    empty list, and for a passage that a JSON file cannot hold."""
+    """Return passages as a list for an Index; a single passage becomes a list of one. The passages stay as they are
+    given, except that a mapping becomes a dict. Raises ConfigError for an empty list, and for a passage that a JSON
+    file cannot hold."""
     passages = [dict(each) if isinstance(each, Mapping) else each for each in _passages(given)]
     for i, passage in enumerate(passages):
         try:
@@ -65,7 +67,8 @@ def images_of(given: Any) -> list[Any]:
 
 def listed(given: Any, what: str) -> list[Any]:
     """Return the elements of a sequence, or the rows of an array or tensor, as a list. what: the name of the elements
-    in error messages. Raises ConfigError for a str, for another type, and for an empty sequence."""
+    in error messages. Raises ConfigError for a str or bytes, for any type that is no sequence, array or tensor, and for
+    an empty sequence."""
     if not isinstance(given, Sequence | np.ndarray | Tensor) or isinstance(given, str | bytes):
         raise ConfigError(f"{what} must be one or a list of them, not {_type(given)}")
     if not getattr(given, "ndim", 1) or not len(given):
@@ -74,7 +77,8 @@ def listed(given: Any, what: str) -> list[Any]:
 
 
 def queries_of(given: Any) -> tuple[list[Any], bool]:
-    """Return (the queries of a search as a list, whether they are texts); a single query becomes a list of one.
+    """Return (the queries of a search as a list, whether they are texts). Any value that is no list is a single query,
+    and becomes a list of one.
 
     A str is a text, any other query an image. Raises ConfigError for an empty list, and for a list with texts and
     images.
@@ -95,7 +99,7 @@ def count_of(k: Any, name: str = "k") -> int:
 
 
 def check_steps(steps: Any) -> None:
-    """Raise ConfigError unless `steps` is a range of steps that follow each other, from step 0 or a later one."""
+    """Raise ConfigError unless `steps` is a range of consecutive steps whose first step is 0 or more."""
     if not isinstance(steps, range) or steps.step != 1 or steps.start < 0:
         raise ConfigError(f"steps={steps!r:.50} must be a range without gaps from 0 or more on, as range(100, 200)")
 

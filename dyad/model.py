@@ -53,8 +53,8 @@ from dyad.training_data import build_data
 
 
 class Hit(NamedTuple):
-    """One result of a search. score: inner product of the two embeddings, which is the cosine if the model compares by
-    cosine.
+    """One result of a search. score: inner product of the embeddings of query and item, which is the cosine if the
+    model compares by cosine.
 
     item: what was found, as the Index stores it: the path of an image, or its position (int) in the list that was
     indexed if it has no path; the key of a sample of shards (str); a passage as it was given; a passage of a corpus as
@@ -218,8 +218,8 @@ class Model:
         query.
 
         query: a text or an image. A model of questions and passages embeds a text as a question. The path of an image
-        must be a pathlib.Path, because a str is a text. k: number of results, at least 1. Raises ConfigError if another
-        model made the index.
+        must be a pathlib.Path, because a str is a text. k: number of results, at least 1; fewer are returned if the
+        search finds fewer. Raises ConfigError if another model made the index, and for k below 1.
         """
         k = inputs.count_of(k)
         queries, are_texts = inputs.queries_of(query)
@@ -257,8 +257,8 @@ class Model:
         """Return the log-likelihood of each of n answers after a prompt, as the mean over the tokens of the answer,
         (n,).
 
-        Prompt and answers are given the prefixes, and cut to the lengths, of training. Raises ConfigError for a model
-        of another task than language_model, SampleError for an answer without tokens.
+        Prompt and answers get the prefixes of training, and are cut to the lengths of training. Raises ConfigError for
+        a model of another task than language_model, SampleError for an answer without tokens.
         """
         if not isinstance(self.loaded.model, LanguageModel):
             raise ConfigError("this model scores no answers: only one of task=language_model does")
@@ -279,8 +279,8 @@ class Model:
 
     @property
     def config(self) -> TrainConfig:
-        """The configuration of the model. For a model of another library, it holds the settings that came with the
-        model."""
+        """The configuration of the model's run. For a model of another library, it holds the settings that came with
+        the model, and defaults."""
         return self.loaded.config
 
     @property
@@ -362,7 +362,7 @@ def load(
 def evaluate(
     model: Model, suite: Sequence[str] = (), *, val: str | None = None, captions: Sequence[str] = ()
 ) -> dict[str, dict[str, float]]:
-    """Evaluate a model; return name of the data set → metric → value, with the values of `python -m eval`.
+    """Evaluate a model. Return for each data set, by its name, a dict metric → value, as `python -m eval` computes it.
 
     suite: entries of eval.suite, such as "zero_shot:task.json" or "beir:FOLDER@dev". val: shards or files of questions,
     as data.val. captions: the fields of shards that hold the captions, as data.captions; (): those of the run. Raises
@@ -378,7 +378,8 @@ def evaluate(
 def batches(
     train: str, *, model: Model, global_batch_size: int = 256, seed: int = 0, steps: range | None = None
 ) -> Iterator[Batch]:
-    """Yield the batches of a training run in their exact order; step s has the same samples in every run.
+    """Return an iterator over the batches of a training run in their exact order. Step s has the same samples in every
+    run with the same data, seed and global batch size.
 
     Under torch.distributed each rank gets its own part of every batch. train: the data, as data.train. model: provides
     the tokenizer, the image size and the other options data.* of its run. steps: the steps to yield, for example

@@ -53,10 +53,10 @@ def register_text_tower(
 
 
 def register_format(added: QuestionFormat) -> None:
-    """Add a format of question files. A row that has the two fields `question` and `positives` of the format is read in
-    it, even if the row also fits an older format.
+    """Add a format of question files. A row that has both fields that `added.question` and `added.positives` name is
+    read in this format, even if it also fits a format that was added earlier.
 
-    Raises ConfigError if another format has the same two fields.
+    Raises ConfigError if another format has the same names for these two fields.
     """
     if any((f.question, f.positives) == (added.question, added.positives) for f in FORMATS):
         raise ConfigError(f"a format of rows with {added.question} and {added.positives} exists already")
@@ -64,20 +64,21 @@ def register_format(added: QuestionFormat) -> None:
 
 
 def register_evaluator(name: str, kind: SuiteKind) -> None:
-    """Make data sets available as entries NAME:TARGET of eval.suite. kind: how such a data set is checked and its
-    evaluator built. Raises ConfigError if the name is taken."""
+    """Make data sets available as entries NAME:TARGET of eval.suite. kind: the task of the models, and the functions
+    that check such an entry and build its evaluator. Raises ConfigError if the name is taken."""
     _add(KINDS, name, kind, "eval.suite")
 
 
 def register_tracker(name: str, tracker: type[Tracker]) -> None:
-    """Add a tracker, for example of a tracking service. A run uses it if tracker.is_on(config.tracking) is true. Raises
-    ConfigError if the name is taken."""
+    """Add a tracker, which sends the logged metrics of a run to a service such as W&B. name: its name in messages and
+    in the table TRACKERS. A run uses it if tracker.is_on(config.tracking) is true. Raises ConfigError if the name is
+    taken."""
     _add(TRACKERS, name, tracker, "tracker")
 
 
 def _add(table: dict[str, Any], name: str, value: Any, what: str, ours: Any = ()) -> None:
-    """Set table[name] to `value`. Raises ConfigError if `name` is taken: it is a key of `table`, or among `ours`, names
-    that are reserved although the table lacks them. what: the configuration key, for the message."""
+    """Set table[name] to `value`. Raises ConfigError if `name` is a key of `table`, or one of the reserved names
+    `ours`. what: the configuration key, for the message."""
     if name in table or name in list(ours):
         raise ConfigError(f"{what}={name} exists already. Choose another name")
     table[name] = value

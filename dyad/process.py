@@ -16,11 +16,11 @@ def run(main: Callable[[], None]) -> None:
     """Import the plugins of the command line, set up the process, run `main`, and handle its errors.
 
     A UserError is printed on stderr, and the process exits with the exit code of the error. Ctrl-C exits with code 130.
-    A PermissionError for a file or folder gives one line and code 3. Any other exception gives its traceback and
-    ExitCode.BUG.
+    A PermissionError for a file or folder gives one line and code 3. A BrokenPipeError is ignored: the reader of the
+    output, such as head, has closed it. Any other exception gives its traceback and ExitCode.BUG.
 
-    Set-up: The garbage collector runs less often, since the imports of torch and open_clip create so many objects that
-    it would take a fifth of their time. New files get at most mode 0640, new folders at most 0750. A process that
+    Set-up: The garbage collector runs less often, because otherwise it takes a fifth of the time of importing torch and
+    open_clip, which create many objects. New files get at most mode 0640, new folders at most 0750. A process that
     torchrun started ends together with its parent, torchrun's agent. A waiting OpenMP thread spins for 1,000 rounds
     instead of 300,000 (GOMP_SPINCOUNT), because on a shared core the spinning delays the thread that it waits for.
     torch's C++ warnings, 20 lines for each connection to a lost rank, are turned off (TORCH_CPP_LOG_LEVEL). The two
@@ -54,7 +54,7 @@ def run(main: Callable[[], None]) -> None:
 
 
 def _say(text: str) -> None:
-    """Print `text` on stderr. Flush stdout first, so that a file with both streams has the lines in order."""
+    """Flush stdout, then print `text` on stderr, so that the lines are in order if both streams go to one file."""
     with suppress(OSError):  # the reader of the output has closed it
         sys.stdout.flush()
     print(text, file=sys.stderr)

@@ -27,8 +27,8 @@ class Recommender:
     """Finds the next items of histories. items: the N items that can be found. items_ND: their embeddings, float32 (N,
     D), not normalised, on the CPU.
 
-    encoder: runs the model. length: number of items of a history that are used, the last ones. cosine: whether contexts
-    and items are compared by cosine; else by inner product.
+    encoder: runs the model. length: the most items of a history that are used; of a longer history, only the last ones
+    are. cosine: whether contexts and items are compared by cosine; else by inner product.
     """
 
     items: CatalogueItems
@@ -38,10 +38,11 @@ class Recommender:
     cosine: bool
 
     def __call__(self, histories: Sequence[Sequence[str]], k: int, drop_seen: bool) -> list[list[tuple[float, str]]]:
-        """Return for each history the k items with the highest scores, best first, as (score, id).
+        """Return for each history a list of (score, id) of the k items with the highest scores, best first.
 
-        histories: ids of items, oldest first. drop_seen: whether to leave out the items of the history. Raises
-        ConfigError for an id that the model does not know.
+        A list is shorter if there are fewer than k items. histories: ids of items, oldest first; none may be empty.
+        drop_seen: whether to leave out the items of the history. Raises ConfigError for an id that the model does not
+        know.
         """
         for name in {name for history in histories for name in history if name not in self._numbers}:
             raise ConfigError(f"history: '{name!s:.80}' is no item of the model.{nearest(name, self.items.names)}")

@@ -1,4 +1,4 @@
-"""Write and read the folder of an exported model of sequences, which needs torch alone: item matrix, context network.
+"""Write and read the export folder of a model of sequences. Of model libraries, only torch is needed to load it.
 
 model.safetensors holds the embeddings of N items, `trunk.weight` (N, D), and the weights of the context network,
 `context.…`. sequence.json holds the shape of the network, items.txt one id per line. The folder stores finished
@@ -32,11 +32,11 @@ ABOUT, WEIGHTS, ITEMS = "sequence.json", "model.safetensors", "items.txt"
 
 @dataclass(frozen=True)
 class About:
-    """The content of sequence.json: what the weights do not tell by their shapes.
+    """The content of sequence.json: settings that the shapes of the weights do not determine.
 
     kind, layers, heads: the kind of the context network, its number of layers, and of attention heads. width: width of
-    its states. length: number of items of a history that are used, the last ones. cosine: whether contexts and items
-    are compared by cosine; else by inner product.
+    its states. length: the most items of a history that are used; of a longer history, only the last ones are. cosine:
+    whether contexts and items are compared by cosine; else by inner product.
     """
 
     kind: str
@@ -50,7 +50,8 @@ class About:
 def write_sequence_folder(
     folder: Path, about: About, context: ContextNetwork, items_ND: Tensor, names: Sequence[str]
 ) -> None:
-    """Write a model into `folder`. items_ND: embeddings of N items, (N, D), not normalised. names: their N ids."""
+    """Write a model into the existing folder `folder`, as the three files ABOUT, WEIGHTS and ITEMS. items_ND:
+    embeddings of N items, (N, D), not normalised. names: their N ids."""
     weights = {f"context.{name}": tensor.detach().contiguous() for name, tensor in context.state_dict().items()}
     save_file({"trunk.weight": items_ND.contiguous(), **weights}, folder / WEIGHTS)
     write_json(folder / ABOUT, vars(about))

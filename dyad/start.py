@@ -1,4 +1,5 @@
-"""Start a command. Older Pythons must be able to parse this file, which tells them in one line what is missing."""
+"""Start a command. This file has only syntax of older Pythons, so that they can run it and print which version Dyad
+needs."""
 
 import os
 import sys
@@ -42,8 +43,8 @@ def leave_working_folder() -> None:
     """Remove the working folder from sys.path and PYTHONPATH, and set PYTHONSAFEPATH for child processes.
 
     The working folder may hold untrusted data, and a file torch.py in it would be imported in place of torch. The
-    option -m of python and an empty entry of PYTHONPATH put the folder there. The checkout stays, because `python -m
-    train` needs it.
+    option -m of python and an empty entry of PYTHONPATH put the working folder into sys.path. The checkout stays even
+    if it is the working folder, because `python -m train` needs it.
     """
     os.environ["PYTHONSAFEPATH"] = "1"
     sys.path[:] = filter(_is_safe, sys.path)

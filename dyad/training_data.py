@@ -71,9 +71,9 @@ def build_data(config: TrainConfig, model: TwoTowerModel) -> TrainingData:
 
 
 def with_auxiliary_data(data: TrainingData, auxiliary: dict[str, TrainingData]) -> TrainingData:
-    """Return `data` with the fingerprints and files of the data of auxiliary losses added to its own.
+    """Return `data` with a fingerprint and a manifest that also cover the data of the auxiliary losses.
 
-    auxiliary: name of a loss → its data. Dataset and order stay those of `data`.
+    auxiliary: name of a loss → its data. Dataset, order and drawn stay those of `data`.
     """
     if not auxiliary:
         return data
@@ -84,8 +84,9 @@ def with_auxiliary_data(data: TrainingData, auxiliary: dict[str, TrainingData]) 
 
 
 def with_weights(data: TrainingData, objective: "Objective") -> TrainingData:
-    """Return `data` with the objective's file of one number per y item (such as log q), if it has one, added to
-    fingerprint and manifest, so that a resumed run must have the same file."""
+    """Return `data` with the objective's file of numbers added to its fingerprint and manifest, so that a resumed run
+    must have the same file. Such a file has one number per y item, such as log q. Without such a file, return `data`
+    itself."""
     table = getattr(objective, "table", None)
     if data.drawn is not None and objective.options.noise_file:
         path, items = objective.options.noise_file, data.drawn.support
@@ -180,10 +181,10 @@ def _of_questions(
 
 
 def _with_drawn_items(config: TrainConfig, data: TrainingData, catalogue: Callable[[], Catalogue]) -> TrainingData:
-    """Return `data` with an object that draws the noise samples of the objective, if the objective takes any.
+    """Return `data` with TrainingData.drawn set, if the objective takes noise samples; else return `data` itself.
 
-    catalogue: returns the Catalogue of all y items of the data. Raises DataError if the file of log q that
-    `config` names was not made for these data.
+    catalogue: returns the Catalogue of all y items of the data; it is called only if the objective takes noise samples.
+    Raises DataError if the file objective.noise_file was not made for these data.
     """
     options, pairs = config.objective, config.global_batch_size
     if options.draws is None:

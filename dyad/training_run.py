@@ -55,9 +55,10 @@ MANY_WEIGHTS = 40_000_000  # more trained weights than this on a CPU give a warn
 
 @dataclass(frozen=True)
 class TrainingRun:
-    """A training run whose components are built and restored; `train_run` calls its methods in their order.
+    """A training run whose components are built and restored. `train_run` (dyad/run/train_run.py) calls its methods.
 
-    folder: the run folder. source: the checkpoint that the run starts from, if any. restored: the state taken from it.
+    folder: the run folder. source: the checkpoint that the run resumes, or the weights that it starts from, if any.
+    restored: the state that was taken from the checkpoint.
     """
 
     config: TrainConfig
@@ -69,8 +70,7 @@ class TrainingRun:
 
     @cached_property
     def schedule(self) -> RunSchedule:
-        """Return the first step of the run, its number of steps, and the intervals of logs, evaluation and
-        checkpoints."""
+        """The first and last step of the run, and the intervals of logs, evaluation and checkpoints."""
         config, restored = self.config, self.restored
         return RunSchedule(
             first_step=restored.step,
@@ -85,8 +85,12 @@ class TrainingRun:
         )
 
     def open_logger(self, tracking: TrackingConfig) -> Logger:
-        """Write config.yaml into the run folder, open the run's logs and trackers, and return the Logger. Rank 0 alone
-        calls it. Raises HardwareError if the disk has no room for the checkpoints, or the folder cannot be written."""
+        """Write config.yaml into the run folder, open the run's logs and trackers, and return the Logger. If the batch
+        size has changed, put the files and folders STEP_FILES aside, because their steps count batches of the old size.
+        Rank 0 alone calls it.
+
+        Raises HardwareError if the disk has no room for the checkpoints, or the folder cannot be written.
+        """
         refuse_full_disk(self.folder, self.components.modules, self.components.step.optimizer)
         with raise_named(self.folder):
             open_run(self.config, self.source.resume)
@@ -144,8 +148,9 @@ class TrainingRun:
             )
 
     def begin_stream(self) -> list[str]:
-        """Set the stream of samples to the first step of the run, and return a list with one line about the stream. For
-        training data that are not a stream, do nothing and return []."""
+        """Set the stream of samples to the first step of the run, and return a list with one line for the log. Also
+        register the state of the stream, so that checkpoints store it. For training data that are not a stream, do
+        nothing and return []."""
         stream, world = self.components.data.dataset, self.world
         if not isinstance(stream, Stream):
             return []
@@ -155,8 +160,8 @@ class TrainingRun:
     def build_monitor(self, ledger: Ledger, log: Callable[[str], None]) -> Monitor:
         """Build the monitor, which watches the run's steps for slow ranks, bad samples and skipped steps.
 
-        In a resumed run it continues the checkpoint's count of bad samples. ledger: the run's event file. log: called
-        with each line that the monitor prints.
+        Checkpoints store its count of bad samples, and in a resumed run it continues the count of the checkpoint.
+        ledger: the run's event file. log: called with each line that the monitor prints.
         """
         config, world, step = self.config, self.world, self.components.step
         stragglers = Stragglers(step.local_timer, config.dist.slow_rank, world, log)
@@ -182,10 +187,11 @@ class TrainingRun:
         return BestCheckpoint(metric, higher, self.folder, self.world, writer.wait, log, found)
 
     def batches(self, encoder: Encoder, copy_timer: LocalTimer, log: Callable[[str], None]) -> Iterable[Batch]:
-        """Return an iterable of this rank's batches, one per step of the run.
+        """Return an iterable of this rank's batches, one per step of the run. If there are auxiliary losses, each batch
+        also holds their batches, in Batch.auxiliary.
 
         With data.negatives.refresh_every, hard negatives are mined with `encoder` between the batches. copy_timer:
-        measures the copies to a GPU. log: called with a line about each mining.
+        measures the time of copies to a GPU. log: called with a line about each mining.
         """
         config, schedule, data = self.config, self.schedule, self.components.data
         dataset, order = data.dataset, data.order
@@ -212,8 +218,8 @@ class TrainingRun:
         return map(with_auxiliary, own, *others) if others else own
 
     def diagnose(self) -> dict[str, float]:
-        """Compute diagnostics of the last step, name → value: of its embeddings, its batch and its loss. Every rank
-        must call it."""
+        """Return diagnostics of the last step, name → value: of its embeddings, its batch and its loss. If the rows of
+        x and y are no pairs, return those of the loss only. Every rank must call it."""
         own, scalars = self.components.step.terms[0], self.components.step.scalars
         if own.pairs is None:  # rows of x and y are no pairs
             return saturation(scalars)
@@ -233,8 +239,8 @@ class TrainingRun:
     ) -> None:
         """Write a checkpoint after `step` steps. Every rank must call it.
 
-        Rank 0 writes, by `writer`; of sharded towers, every rank of the first copy of the weights writes its part.
-        First, `monitor` checks that all ranks have equal weights and that there are not too many bad samples. logger:
+        Rank 0 writes it with `writer`; if the towers are sharded, each rank of the first copy of the weights writes a
+        part. First, `monitor` checks that all ranks have equal weights and that bad samples are not too many. logger:
         gives the W&B run id to store. best: gives the best checkpoint so far. evaluation_owed: whether the evaluation
         of this step is still to be done. last: whether to return only when the checkpoint is on the disk, instead of
         writing in the background.
@@ -272,9 +278,10 @@ class TrainingRun:
     def renumber_checkpoints(self, save: Callable[[int, bool, bool], None]) -> None:
         """Write a checkpoint whose step counts batches of the new size, then put the older checkpoints aside.
 
-        Called when the batch size has changed. If the run is killed in between, its next start finds a checkpoint of
-        the old or of the new size, and continues at the same samples. save: the function save(step, evaluation_owed,
-        last) that writes a checkpoint.
+        It is called when the batch size has changed; every rank must call it. If the run is killed in between, its next
+        start finds a checkpoint that counts batches of the old or of the new size, and continues at the same samples.
+        save: the function save(step, evaluation_owed, last) that writes a checkpoint, such as `self.save` with its
+        first arguments bound.
         """
         first_step = self.schedule.first_step
         save(first_step, self.schedule.evaluation_owed, True)

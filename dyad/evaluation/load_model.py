@@ -1,8 +1,8 @@
-"""Find a model to embed with by its name: of a run, of an export folder, or of another library.
+"""Find a model by its name: the model of a run, of an export folder, or of another library.
 
 `find_model` returns the model's configuration before its weights are loaded. FORMS lists the forms of a name, also for
---help. An export folder contains the file SETTINGS, which holds the settings that have no place in the files of its
-format.
+--help. An export folder contains the file SETTINGS, which holds the settings that the files of the export format cannot
+hold.
 """
 
 from collections.abc import Callable, Mapping
@@ -87,18 +87,18 @@ def find_trained(path: str) -> FoundModel:
 
 
 def settings(config: TrainConfig, calibration: Calibration | None) -> dict[str, Any]:
-    """Return the content of the file SETTINGS of an export: the values of the configuration keys KEPT, and the scale
-    and bias of the logits. calibration: has scale and bias; None if they are unknown."""
+    """Return the content of the file SETTINGS of an export, with "keys", configuration key → value for the keys KEPT,
+    "logit_scale", and if there is one "logit_bias". calibration: scale and bias; None if they are unknown."""
     keys = all_keys(config)
     bias = {} if calibration is None or calibration.logit_bias is None else {"logit_bias": calibration.logit_bias}
     return {"keys": {key: keys[key] for key in KEPT}, "logit_scale": calibration and calibration.logit_scale, **bias}
 
 
 def _found(task: Task, keys: Mapping[str, Any], folder: str) -> FoundModel:
-    """Return the FoundModel of a configuration, which is made of defaults and of `keys`.
+    """Return the FoundModel of a configuration that has the values `keys` and otherwise defaults.
 
-    keys: dotted key → value. folder: the folder of the model, or "". If it is an export, its file SETTINGS takes
-    precedence over `keys`. Raises ConfigError for invalid values.
+    keys: dotted configuration key → value. folder: the folder of the model, or "". If the folder is an export, the
+    values in its file SETTINGS replace those of `keys`. Raises ConfigError for invalid values.
     """
     objective = open_schema(OBJECTIVES["clip"], "objective.")
     schema: Any = OmegaConf.merge(open_schema(TrainConfig), {"task": task.value, "objective": objective})
@@ -131,8 +131,8 @@ def _open_clip(target: str) -> FoundModel:
 
 
 def _text(name: str, folder: str | None = None, **keys: Any) -> FoundModel:
-    """Find the transformers model `name` for questions and passages; if it has a modules.json (of
-    sentence-transformers), that sets pooling, prompts and lengths.
+    """Return the FoundModel of the transformers model `name` for questions and passages. If the model has the file
+    modules.json of sentence-transformers, the file sets pooling, prompts and lengths.
 
     folder: the export folder that contains the model, by default `name`. keys: further configuration keys → values.
     """

@@ -49,10 +49,10 @@ class LoadedRun(LoadedModel):
 
 
 def find_run(path: str) -> tuple[Path, Path]:
-    """Return (run folder, checkpoint folder) for `path`, which is one of the two, or RUN@best.
+    """Return (run folder, checkpoint folder) for `path`, which is a run folder, a checkpoint folder or RUN@best.
 
-    For a run folder, the checkpoint is the newest whole one; damaged ones are skipped with a line on stderr. Raises
-    ConfigError if there is no checkpoint, DataError if all are damaged.
+    For a run folder, the checkpoint is the newest one that is not damaged; damaged ones are skipped with a line on
+    stderr. Raises ConfigError if there is no checkpoint, DataError if all are damaged.
     """
     from dyad.train.run_folder.locate import locate
 
@@ -80,8 +80,8 @@ def run_folder_of(path: str) -> Path:
 
 
 def own_output(run: Path, name: str) -> Path:
-    """Return the subfolder `name` of a run folder, to which a command writes. Raises ConfigError if that is a symbolic
-    link that leads out of the run folder, which may be untrusted."""
+    """Return the path of the subfolder `name` of a run folder, to which a command writes; it need not exist yet. Raises
+    ConfigError if it is a symbolic link that leads out of the run folder, which may be untrusted."""
     if not leads_inside(run / name, run):
         raise ConfigError(f"{run / name} is a link that leads out of the run folder. Write elsewhere: out=FOLDER")
     return run / name
@@ -117,9 +117,10 @@ def load_run(run: Path, checkpoint: Path) -> LoadedRun:
 
 
 def load_on_all(path: str, world: "World") -> LoadedRun:
-    """Load the model of a run folder or a checkpoint on every rank; one rank of each machine hashes its files.
+    """Load the model of a run on every rank. Every rank must call it.
 
-    Rank 0 chooses the checkpoint. Every rank must call it. Raises the errors of `find_run` and `load_run` on all ranks.
+    path: in a form that `find_run` takes. Rank 0 chooses the checkpoint, and one rank of each machine verifies the
+    SHA-256 digests of the files that are read. Raises the errors of `find_run` and `load_run` on all ranks.
     """
     from dyad.train.distributed.agreement import from_rank_0, raise_on_all
     from dyad.train.run_folder.checkpoint import OF_WEIGHTS, Checkpoint

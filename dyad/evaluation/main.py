@@ -71,10 +71,11 @@ def main() -> None:
 
 
 def with_eval_options(config: "TrainConfig", command: EvalCommand) -> "TrainConfig":
-    """Return `config`, in which the options given on the command line of python -m eval replace those of the run.
+    """Return `config`, the configuration of a run, changed by the options of the command line of python -m eval.
 
-    With suite= or val= on the command line, both data.val and eval.suite of the run are dropped. Raises ConfigError for
-    an option that models of this task do not read, and if there is no data set to evaluate on.
+    With suite= or val= on the command line, both data.val and eval.suite of the run are dropped; with captions=, its
+    data.caption_weights. Raises ConfigError for an option or a baseline that models of this task do not have, and if
+    there is no data set to evaluate on.
     """
     from dyad.train.cli.unread_keys import unmet
     from dyad.train.run_folder.folder import all_keys
@@ -100,10 +101,10 @@ def with_eval_options(config: "TrainConfig", command: EvalCommand) -> "TrainConf
 
 
 def baselines_of(command: EvalCommand, config: "TrainConfig") -> list[Baseline]:
-    """Return the systems to score beside the model: those of baselines=, or the default of the task.
+    """Return the systems to score beside the model: those of baselines=, else all baselines that the model has.
 
-    The default is none for images, because their only baseline, the model before training, takes as long as the model.
-    Raises ConfigError for a baseline that this model does not have.
+    For a model of images the default is no baseline, because its only one, the model before training, takes as long to
+    score as the model. Raises ConfigError for a baseline that this model does not have.
     """
     from dyad.train.config import Task
 
@@ -122,8 +123,9 @@ def baselines_of(command: EvalCommand, config: "TrainConfig") -> list[Baseline]:
 def evaluate(command: EvalCommand, config: "TrainConfig", found: "FoundModel") -> None:
     """Load a model and evaluate it on all data sets of the configuration.
 
-    All processes must call it together. Process 0 writes the result files and prints the tables. config: from
-    `with_eval_options`. found: the model, not loaded yet.
+    All processes must call it together. Process 0 writes the result files and prints the tables. If the results of a
+    run are in its folder eval/, process 0 also writes the report of the run anew. config: from `with_eval_options`.
+    found: the model, not loaded yet.
     """
     from dyad.eval.encode.encoder import Encoder
     from dyad.eval.results.write import facts, print_tables, result, write
@@ -160,7 +162,8 @@ def evaluate(command: EvalCommand, config: "TrainConfig", found: "FoundModel") -
 
 
 def untrained(config: "TrainConfig") -> "TwoTowerModel":
-    """Build the model with its initial weights, before training: from model.* and seed, without init_from."""
+    """Build the model with its weights before training: from model.* and seed, without init_from. Seeds torch's global
+    random generator."""
     import torch
 
     from dyad.train.towers.build import build_model

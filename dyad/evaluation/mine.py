@@ -95,8 +95,10 @@ def refuse_other_tasks(command: MineCommand, config: TrainConfig, run: Path) -> 
 
 
 def with_mine_options(config: TrainConfig, command: MineCommand) -> TrainConfig:
-    """Return `config`, in which the options given on the command line of python -m eval.mine replace those of the
-    run."""
+    """Return `config`, the configuration of a run, changed by the options of the command line of python -m eval.mine.
+
+    command: these options; None stands for the value of the run.
+    """
     data = overridden(config.data, command)
     negatives = replace(data.negatives, mining=overridden(data.negatives.mining, command))
     passage, train = overridden(data.passage, command), command.queries or data.train
@@ -148,8 +150,9 @@ def open_questions_and_passages(
     """Open the questions of data.train and the corpus of passages to search: the run's corpus, or else all passages in
     the rows of questions, which are written to the file CORPUS in the folder `out`.
 
-    write: whether this process writes that file. Returns the data and the path of that file, or None if the run has a
-    corpus. Raises ConfigError if the sources of questions have several corpora.
+    model: has the attribute `tokenize`. The fourth argument is not used. write: whether this process writes that file.
+    Returns the data and the path of that file, or None if the run has a corpus. Raises ConfigError if the sources of
+    questions have several corpora.
     """
     from dyad.data.question_passage.corpus import open_corpus
     from dyad.data.question_passage.questions import open_questions
@@ -180,10 +183,11 @@ def open_questions_and_passages(
 def open_images_and_captions(
     config: TrainConfig, model: Any, out: Path, what: MinedItems | None, write: bool
 ) -> Opened:
-    """Open the images of data.train and all captions that training may draw for them, which are written to the folder
-    `out`. Returns the data and None.
+    """Open the images of data.train and all captions that training may draw for them. The captions are written to the
+    folder `out`. Returns the data and None.
 
-    what: which of the two become negatives; None: captions. write: whether this process writes the captions.
+    model: has the attributes `image` (an ImageSpec) and `tokenize`. what: whether captions or images become negatives;
+    None: captions. write: whether this process writes the captions.
     """
     from dyad.data.image_text.items import Images
     from dyad.data.shards.shards import open_shards
@@ -228,7 +232,7 @@ def training_command(config: TrainConfig, run: Path, mined: Path, corpus: str | 
     """Return the shell command that continues training from the run's weights, on the mined negatives in the file
     `mined`.
 
-    run: the run folder. corpus: the file of the passages searched, None for the run's own corpus. what: whether
+    run: the run folder. corpus: the file of the passages searched; None: the run's own corpus. what: whether
     captions or images were mined as negatives; None: captions, or passages. If the run's objective takes no such
     negatives, the command sets objective=info_nce, or clip for images as negatives.
     """

@@ -110,17 +110,17 @@ def score(command: ScoreCommand, encoder: Encoder, rows: AnswerLists) -> None:
 
 
 def _scored_rows(command: ScoreCommand, n: int) -> list[int]:
-    """Return the numbers of the rows to score, ascending: all n, or command.sample of them, drawn at random."""
+    """Return the numbers of the rows to score, ascending: all n, or command.sample of them, drawn by command.seed."""
     if command.sample is None or command.sample >= n:
         return [*range(n)]
     return sorted(np.random.default_rng(command.seed).choice(n, command.sample, replace=False).tolist())
 
 
 def _finished(part: Path, about: Path, options: dict[str, Any]) -> int:
-    """Return how many rows the file `part` already holds, and truncate a last line that was not written whole.
+    """Return how many rows the file `part` already holds, and remove an incomplete last line from it.
 
-    about: the JSON file of the options with which `part` was begun; written if `part` does not exist yet. Raises
-    ConfigError if `options` differ from those in `about`.
+    about: the JSON file of the options with which `part` was begun. If `part` does not exist yet, write `options` to
+    `about`, make the folder of `part`, and return 0. Raises ConfigError if `options` differ from those in `about`.
     """
     if not part.exists():
         part.parent.mkdir(parents=True, exist_ok=True)

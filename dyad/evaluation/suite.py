@@ -74,8 +74,8 @@ def build_evaluators(
 
 
 def check_suite(config: TrainConfig) -> None:
-    """Raise ConfigError for an invalid entry of eval.suite, for missing data, and for an invalid eval.index. Does not
-    import torch."""
+    """Raise ConfigError for an invalid data.val or entry of eval.suite, for missing data, and for an invalid
+    eval.index. Does not import torch."""
     entries = list(_entries(config))
     for entry in entries:
         entry.kind.check(entry)

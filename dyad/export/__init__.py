@@ -1,1 +1,1 @@
-"""`python -m train.export`: write a trained model in a format that another library loads, and check it there."""
+"""`python -m train.export`: write a trained model in the format of another library, and check it with that library."""

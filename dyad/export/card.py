@@ -85,7 +85,7 @@ def digest(text: str) -> str:
 def licence(folder: Path) -> str:
     """Return the licence that the card of an earlier export in `folder` names; UNKNOWN if there is none.
 
-    Raises ConfigError if a person has changed the card in another place, because an export would replace it.
+    Raises ConfigError if anything but the licence in the card has been changed, because an export replaces the card.
     """
     if not (folder / SETTINGS).is_file() or not (folder / CARD).is_file():
         return UNKNOWN
@@ -100,16 +100,14 @@ def licence(folder: Path) -> str:
 
 
 def _trained_on(config: TrainConfig) -> list[str]:
-    """Return the training data that `config` names, also for auxiliary losses."""
+    """Return the paths of all sources of training data that `config` names, including those of auxiliary losses."""
     losses = [config, *auxiliary_configs(config).values()]
     return [*dict.fromkeys(each.path for of in losses for each in written_sources(of.data.train, "data.train"))]
 
 
 def _origins(config: TrainConfig) -> Iterator[str]:
-    """Yield the local paths of the training data and of the initial weights that `config` names.
-
-    Licence files of the data and weights may lie there. Weights that are not on this machine are left out.
-    """
+    """Yield the paths of the training data, the corpus and the initial weights that `config` names; the licence files
+    of these may lie beside them. Weights that are not on this machine are left out."""
     yield from _trained_on(config)
     if config.data.passage.corpus:
         yield config.data.passage.corpus

@@ -23,7 +23,7 @@ def write(folder: Path, source: ExportSource) -> None:
 
 
 def calls(source: ExportSource) -> Iterator[Call]:
-    """Yield the token ids of prompts with answers for the check of the export, with our scores of the answers."""
+    """Yield a Call for each of the PAIRS for the check of the export: its token ids, and our score of the answer."""
     model, config = _checked(source), source.config.data
     for prompt, answer in PAIRS:
         rows = model.tokenize([prompt], [answer], config.question.length, config.passage.length)

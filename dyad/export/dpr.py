@@ -23,7 +23,8 @@ FOLDERS = {"question_encoder": "DPRQuestionEncoder", "ctx_encoder": "DPRContextE
 def write(folder: Path, source: ExportSource) -> None:
     """Write the question encoder and the passage encoder, one folder each, into `folder`.
 
-    Raises ConfigError for a tower with a projection, which AutoModel does not have.
+    Raises ConfigError for a model that is not of texts alone, for an encoder whose class AutoModel does not create, and
+    for a tower with a projection, which AutoModel does not have.
     """
     for name, side in zip(FOLDERS, encoder_sides(source, "dpr"), strict=True):
         if not isinstance(side.tower.projection, nn.Identity):
@@ -42,10 +43,11 @@ def write(folder: Path, source: ExportSource) -> None:
 
 
 def calls(source: ExportSource) -> Iterator[Call]:
-    """Yield the texts for the check of the export, with our embeddings of them: questions, then passages.
+    """Yield two Calls for the check of the export, the first with texts as questions, the second with texts as
+    passages, each with our embeddings.
 
-    The check embeds the same texts by AutoModel and, for a BERT with cls pooling, by DPR's own class, and compares. The
-    last question and the last passage are longer than their encoder takes, so that truncation is checked as well.
+    The check also embeds these texts by AutoModel and, for a BERT with cls pooling, by DPR's own class, and compares.
+    The last text of each Call is longer than the encoder takes, so that truncation is checked as well.
     """
     for folder, side in zip(FOLDERS, encoder_sides(source, "dpr"), strict=True):
         own_class = FOLDERS[folder] if _is_dpr(side) else None

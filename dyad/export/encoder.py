@@ -81,10 +81,8 @@ class TextSide:
 
 
 def text_sides(model: TextPairModel, config: TrainConfig) -> tuple[TextSide, TextSide]:
-    """Return the question side and the passage side of a model of task=question_passage.
-
-    A TextSide holds a tower, its tokenizer, and the prefix and length from `config` for its texts.
-    """
+    """Return the question side and the passage side of a model of texts. The prefixes, the lengths and the use of
+    titles come from `config`."""
     x_tower, y_tower = cast(Tower, model.towers.x_tower), cast(Tower, model.towers.y_tower)
     question, passage = config.data.question, config.data.passage
     return (
@@ -96,8 +94,8 @@ def text_sides(model: TextPairModel, config: TrainConfig) -> tuple[TextSide, Tex
 def encoder_sides(source: ExportSource, name: str) -> tuple[TextSide, TextSide]:
     """Return the question side and the passage side of a model, for an export that transformers' AutoModel loads.
 
-    name: the export format, for messages. Raises ConfigError for a model that is not of texts alone, or an encoder
-    whose class is not one that AutoModel creates, such as the encoder half of an encoder-decoder model.
+    name: the export format, for messages. Raises ConfigError for a model that is not of texts alone, and for an encoder
+    whose class AutoModel does not create, such as the encoder half of an encoder-decoder model.
     """
     if not isinstance(source.model, TextPairModel):
         raise ConfigError(f"format={name} takes no task={source.config.task.value}. Take format=onnx or open_clip")

@@ -101,8 +101,9 @@ def difference(library: Library, folder: Path, source: ExportSource) -> float:
     """Check an export: return the largest difference between our embeddings and those of the library.
 
     It is the largest difference of a coordinate, divided by the L2 norm of our embedding. folder: the export, which the
-    library loads. source: the trained model. Raises ConfigError when the library cannot load the folder, AssertionError
-    when the difference exceeds TOLERANCE, which means that the export does not compute the trained model.
+    library loads in a process of its own. source: the trained model. Raises ConfigError when the library cannot load
+    the folder, HardwareError when that process is killed, AssertionError when the difference exceeds TOLERANCE, which
+    means that the export does not compute the same embeddings as the trained model.
     """
     calls = list(library.calls(source))
     with TemporaryDirectory() as temporary:

@@ -111,9 +111,9 @@ def check_repository(name: str) -> None:
 def pushed(folder: Path, repository: str, private: bool, message: str) -> str:
     """Upload the export in `folder` to the Hugging Face Hub and return its URL there.
 
-    repository: ORG/NAME; created if it does not exist. private: whether a new repository is private. message: of the
-    commit. The token is that of HF_TOKEN or of `hf auth login`. Raises ConfigError if the Hub refuses the upload or
-    cannot be reached; the folder is kept.
+    repository: ORG/NAME; created if it does not exist. private: whether a new repository is private. message: the
+    commit message. The token is that of HF_TOKEN or of `hf auth login`. Raises ConfigError if the Hub refuses the
+    upload or cannot be reached; the folder is kept.
     """
     from huggingface_hub import HfApi
 
@@ -130,7 +130,8 @@ def pushed(folder: Path, repository: str, private: bool, message: str) -> str:
 def library_of(chosen: ExportFormat) -> "Library":
     """Return the Library that writes and checks a format.
 
-    Raises ConfigError if a package is not installed, with the pip extra that installs it.
+    Raises ConfigError if a package that the format needs is not installed; its message names the pip extra that
+    installs it.
     """
     try:
         return import_module(f"dyad.export.{chosen.name}").LIBRARY

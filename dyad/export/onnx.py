@@ -57,7 +57,8 @@ class TowerGraph:
 class InferenceTower(nn.Module):
     """A tower without the parts that only training needs: feature cache, adapters, grouping of rows by length.
 
-    unit: whether embeddings are scaled to L2 norm 1. fills: the token id that stands for padding, None if none does.
+    unit: whether embeddings are scaled to L2 norm 1. fills: the token id that stands for padding in the input; None: no
+    id does.
     """
 
     def __init__(self, tower: Tower, unit: bool, fills: int | None) -> None:
@@ -80,14 +81,14 @@ class InferenceTower(nn.Module):
 
 
 def with_padding(tokens: Tensor, fills: int | None) -> Tensor:
-    """Return token ids int64 (n, L) in which PADDING replaces the id `fills`; with None, `tokens` itself."""
+    """Return the token ids `tokens`, int64 (n, L), with PADDING in place of the id `fills`, if `fills` is not None."""
     return tokens if fills is None else torch.where(tokens == fills, PADDING, tokens)
 
 
 def write(folder: Path, source: ExportSource) -> None:
     """Write the graphs, tokenizer.json and config.json into `folder`.
 
-    Raises ConfigError if tokenizer.json gives other token ids than the model's own tokenizer.
+    Raises ConfigError if the model's tokenizer cannot be written as tokenizer.json with the same token ids.
     """
     graphs = _graphs(source)
     for side in (graph.texts for graph in graphs if graph.texts):
@@ -120,10 +121,9 @@ def write(folder: Path, source: ExportSource) -> None:
 
 
 def calls(source: ExportSource) -> Iterator[Call]:
-    """Yield inputs for the check of the ONNX graphs, with our embeddings of them.
+    """Yield Calls for the check of the ONNX graphs: batches of images or texts, with our embeddings of them.
 
-    The inputs are batches of several sizes. The texts have several lengths; one is empty, one is longer than its tower
-    takes.
+    The batches have several sizes. The texts have several lengths; one is empty, one is longer than its tower takes.
     """
     unit = _is_unit(source)
     for graph in _graphs(source):
@@ -138,8 +138,8 @@ def calls(source: ExportSource) -> Iterator[Call]:
 
 
 def _graphs(source: ExportSource) -> list[TowerGraph]:
-    """Return a TowerGraph (a tower and its ONNX file) for each tower of the model: for both, or for the image tower
-    alone.
+    """Return a TowerGraph (a tower and its ONNX file) for each tower of the model: two, or one if the model embeds
+    images only.
 
     If questions and passages share one encoder, both graphs name the same file.
     """

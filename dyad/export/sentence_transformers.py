@@ -25,7 +25,8 @@ POOLINGS: dict[Pooling, PoolingMode] = {Pooling.cls: "cls", Pooling.mean: "mean"
 def write(folder: Path, source: ExportSource) -> None:
     """Write the trained encoder into `folder` by sentence-transformers' own code.
 
-    Raises ConfigError for a model with two encoders.
+    Raises ConfigError for a model that is not of texts alone or has two encoders, and for an encoder that pools by
+    itself or whose class AutoModel does not create.
     """
     question, passage = encoder_sides(source, "sentence_transformers")
     if question.tower is not passage.tower:
@@ -60,9 +61,10 @@ def write(folder: Path, source: ExportSource) -> None:
 
 
 def calls(source: ExportSource) -> Iterator[Call]:
-    """Yield the texts for the check of the export, with our embeddings of them.
+    """Yield four Calls for the check of the export, with our embeddings of their texts.
 
-    Questions come first, then passages: for each the sample texts and one text that is longer than the encoder takes.
+    Two have texts as questions, then two have texts as passages: first the sample texts PROBES, then one text that is
+    longer than the encoder takes.
     """
     unit = source.config.objective.similarity is Similarity.cosine
     for side, prompt in zip(encoder_sides(source, "sentence_transformers"), ("query", "document"), strict=True):

@@ -69,8 +69,8 @@ def to_tokenizers(model: TwoTowerModel) -> Tokenizer:
 def padding_id(model: TwoTowerModel) -> int | None:
     """Return the token id that stands for padding in the input of a graph; None for a tokenizer without attention mask.
 
-    The id is that of the padding token. If that token also occurs within texts, as CLIP's does, the id is the number of
-    tokens, which no token has.
+    It is the id of the padding token. If the padding token is also another special token, such as the end token in
+    CLIP, it is the size of the vocabulary, an id that no token has.
     """
     own: Any = model.tokenize
     if not isinstance(own, TextTokenizer | FixedLengthTokenizer):
@@ -83,7 +83,7 @@ def padding_id(model: TwoTowerModel) -> int | None:
 
 
 def takes_any_length(tower: nn.Module) -> bool:
-    """Return whether a text tower takes rows of any length, and not of its context length alone."""
+    """Return whether a text tower takes rows of any number of tokens; False if it takes only its context length."""
     return isinstance(tower, Tower) and isinstance(tower.trunk, Pooled) and not tower.trunk.one_length
 
 

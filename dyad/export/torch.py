@@ -1,4 +1,7 @@
-"""format=torch: write a model of sequences as a folder that torch alone loads: the item matrix, the context network."""
+"""format=torch: write a model of sequences as a folder that torch loads without other model libraries.
+
+The folder holds the embeddings of all items and the weights of the context network.
+"""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,8 +22,8 @@ HISTORIES = ([0], [1, 0, 1], [0, 1, 2, 1, 0])  # of the check: numbers of items,
 
 
 def write(folder: Path, source: ExportSource) -> None:
-    """Write the item matrix and the context network into `folder`. Raises ConfigError for a model of another task than
-    sequence, and for a model of frames."""
+    """Write the embeddings of all items and the context network into `folder`. Raises ConfigError for a model of
+    another task than sequence, and for a model of frames."""
     tower, made = _checked(source)
     context, own = tower.next_network, source.config.model.context
     about = About(str(context.kind), own.layers, own.heads, context.inside, made.length, made.cosine)
@@ -28,7 +31,7 @@ def write(folder: Path, source: ExportSource) -> None:
 
 
 def calls(source: ExportSource) -> Iterator[Call]:
-    """Yield histories for the check of the export, with our context vectors of them."""
+    """Yield a Call for each of the HISTORIES for the check of the export, with our context vector of the history."""
     tower, made = _checked(source)
     count = len(made.items_ND)
     for history in HISTORIES:

@@ -20,7 +20,8 @@ from dyad.train.towers.models import ImageTextModel
 def write(folder: Path, source: ExportSource) -> None:
     """Write weights, configuration, tokenizer and image processor into `folder`.
 
-    Raises ConfigError unless both towers are those of one CLIP or SigLIP of transformers.
+    Raises ConfigError unless both towers are those of one CLIP or SigLIP of transformers, and for data.resize=longest,
+    because image processors do not pad.
     """
     model, name = _checked(source)
     whole = load_model(f"model.name={name}", name, pretrained=False).model
@@ -79,7 +80,7 @@ def snippet(folder: Path, source: ExportSource) -> str:
 def _checked(source: ExportSource) -> tuple[ImageTextModel, str]:
     """Return the model and the name of the CLIP or SigLIP that its towers come from.
 
-    Raises ConfigError for other models, and for images that the longer side resizes.
+    Raises ConfigError for other models, and for data.resize=longest, because image processors do not pad.
     """
     model, name = source.model, of_one_model(source.config.model)
     if not isinstance(model, ImageTextModel) or name is None:

@@ -79,13 +79,13 @@ def encode_corpus(
 ) -> np.ndarray:
     """Encode all N items with a tower of `encode`; return their embeddings, (N, D), in every process.
 
-    All processes must call it together. side: the tower, "x" or "y". dtype: float32 or float16. folder: the embeddings
-    are written there and returned as a read-only memory map; None: they are in RAM. ids: function (start, stop) → ids
-    of the items start … stop − 1; needed with a folder. identity: digest of weights and items (see identity_of). A
-    folder with the same settings is reused, and completed if a part is missing; a folder with other settings is
-    overwritten, and `log` prints a line. window: number of items after which the embeddings are saved, rounded up to
-    whole blocks of the encoder. log: function that prints a line; None: a progress bar on a terminal, lines on standard
-    output elsewhere.
+    All processes must call it together. side: the tower, "x" or "y". dtype: float32 or float16. folder: where the
+    embeddings are written; the result is a read-only memory map of them; None: they are in RAM. ids: function (start,
+    stop) → ids of the items start … stop − 1; needed with a folder. identity: digest of weights and items
+    (identity_of). A folder with the same settings is reused, and completed if a part is missing; a folder with other
+    settings is overwritten, and `log` prints a line. window: number of items after which the embeddings are saved,
+    rounded up to whole blocks of the encoder. log: function that prints a line; None: a progress bar on a terminal,
+    lines on standard output elsewhere.
 
     Raises ConfigError for a folder that is in use, contains files of other origin, or is on a disk without enough
     space; DataError for a damaged folder, an id with a line break, and values that are not finite; HardwareError if the
@@ -125,7 +125,7 @@ def identity_of(tower: nn.Module, *facts: str) -> str:
     extra_repr of its modules (for example the kind of pooling), and `facts`.
 
     facts: digests or descriptions of the data and of how texts are prepared. The result is the same for whole and for
-    sharded weights. Every rank must call it if weights are sharded, because each is gathered.
+    sharded weights. If weights are sharded, every rank must call it, because the parts of each weight are gathered.
     """
     digest = hashlib.sha256(json.dumps(facts).encode())
     for module in tower.modules():
@@ -142,8 +142,8 @@ def identity_of(tower: nn.Module, *facts: str) -> str:
 
 @dataclass
 class _Sorted:
-    """The items from index `first` on, in the order in which they are encoded: window by window, and in each window (a
-    run of `size` consecutive items) the longest item first.
+    """The items from index `first` on as Items, in the order in which they are encoded: window by window, and in each
+    window (`size` consecutive items) the longest item first.
     """
 
     items: SizedItems
@@ -165,8 +165,8 @@ class _Sorted:
         return self.items.take((window + self.order(window)[begin : begin + stop - start]).tolist())
 
     def order(self, window: int) -> np.ndarray:
-        """Return the encoding order of a window (a run of consecutive items): item indices relative to its start, the
-        longest item first. window: the index of its first item.
+        """Return the encoding order of a window (`size` consecutive items): item indices relative to its first item,
+        the longest item first. window: the index of its first item.
         """
         if self._order[0] != window:
             lengths = np.asarray(self.items.lengths[window : window + self.size]).astype(np.int64)

@@ -94,7 +94,7 @@ class Encoder:
         items. All processes must call it together with the same items.
 
         side: the tower, "x" or "y". items: the inputs of this tower, read by index. D: embedding width. Raises
-        DataError if the tower returns a value that is not finite.
+        DataError if the tower returns a value that is not finite, Stopped if should_stop returns True.
         """
         embeddings, keys = map(np.concatenate, zip(*self.rounds(side, items), strict=True))
         check_finite(embeddings, side)
@@ -105,10 +105,10 @@ class Encoder:
         """Encode items with the tower of one side, "x" or "y", and yield their embeddings and content keys in order,
         round by round.
 
-        In each round every one of W processes encodes one block of E items, and all processes get embeddings, float32
-        (W·E, D) (D: their width), and keys, int64 (W·E,): equal inputs have equal keys. The last round has fewer rows.
-        Every process must iterate to the end. Raises Stopped if the function should_stop of the encoder returns True
-        before a round.
+        In each round each of W processes encodes one block of E items, and all processes get the embeddings of these
+        W·E items, float32 (W·E, D) with D their width, and the keys, int64 (W·E,). Equal inputs have equal keys. The
+        last round may have fewer rows. Every process must iterate to the end. Raises Stopped if the function
+        should_stop of the encoder returns True before a round.
         """
         tower, world, left = self.towers[side], self.world, len(items)
         assert items, "nothing to encode"
@@ -168,7 +168,7 @@ class Report:
 
 @dataclass(frozen=True)
 class Evaluator(ABC):
-    """Evaluates an encoder on one data set. All processes call it together and get the same metrics.
+    """Evaluates an encoder on one data set. All processes call `report` together and get the same metrics.
 
     name: "val" or "eval/<data set>", the prefix of its metrics. source: the value of data.val or the entry of
     eval.suite, as the user wrote it. untrained: function that makes the encoder with its weights before training; None

@@ -30,7 +30,7 @@ def auc_values(score: np.ndarray, positive: np.ndarray, max_fpr: float = 1.0) ->
 def _mean_below(limit: float, ends: np.ndarray) -> np.ndarray:
     """Return the mean of max(limit − u, 0) over u in each of n intervals [ends[i], ends[i + 1]], as (n,).
 
-    ends: (n + 1,), ascending; of an interval of width 0, the value at its end is returned.
+    ends: (n + 1,), ascending. For an interval of width 0 it is the value of max(limit − u, 0) at its one point.
     """
     below, width = np.maximum(limit - ends, 0), np.diff(ends)
     return np.where(width > 0, -np.diff(below**2) / (2 * np.where(width > 0, width, 1)), below[:-1])

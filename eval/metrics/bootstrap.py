@@ -23,7 +23,7 @@ def summary(values: Values, groups: Groups) -> dict[str, dict[str, Any]]:
     """Return {"metrics": metric → mean over queries, "intervals": metric → 95 % interval of this mean}.
 
     values: metric → (n,) its value for each of n queries. groups: function from the name of a metric to the group of
-    each query.
+    each of these queries. An interval is [low, high], or None if there are fewer than two groups.
     """
     return {
         "metrics": {name: float(v.mean()) for name, v in values.items()},
@@ -36,7 +36,7 @@ def comparison(values: Values, others: Values, groups: Groups) -> dict[str, dict
     metric → {"value": mean of model − baseline, "interval": its 95 % interval}.
 
     values, others: metric → (n,) the value of the model, and of the baseline, for each of the same n queries. groups:
-    as in `summary`.
+    function from the name of a metric to the group of each of these queries.
     """
     by_query = {name: v - others[name] for name, v in values.items()}
     ends = _by_metric(by_query, groups)

@@ -99,7 +99,8 @@ def write_run(path: Path, run: Run, tag: str) -> None:
     """Write a run (query → document → score) as a TREC file, the best document of a query first. Scores are float32;
     equal scores are separated by the smallest step (see `ranked`), so that every tool keeps the order.
 
-    tag: the name of the system in the last column. Raises DataError for an id that is empty or holds a space.
+    tag: the name of the system in the last column. Raises DataError for an id that is empty, holds a space, or is not
+    Unicode.
     """
     with whole_file(path) as file:
         for query, scores in run.items():
@@ -108,8 +109,8 @@ def write_run(path: Path, run: Run, tag: str) -> None:
 
 
 def write_qrels(path: Path, qrels: Qrels) -> None:
-    """Write judgements (query → document → grade) as a TREC file. Raises DataError for an id that is empty or holds a
-    space.
+    """Write judgements (query → document → grade) as a TREC file. Raises DataError for an id that is empty, holds a
+    space, or is not Unicode.
     """
     with whole_file(path) as file:
         for query, grades in qrels.items():

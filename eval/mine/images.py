@@ -1,7 +1,7 @@
 """Images and all captions that training may draw, as queries and items of mining: the hard negatives are captions that
 are wrong for an image, or images that are wrong for a caption.
 
-Shape letters: n distinct images; m distinct captions; C pairs of a sample and one of its captions.
+Shape letters: n distinct images; m distinct captions; C columns of the table that `write_captions` writes.
 """
 
 import hashlib
@@ -41,11 +41,11 @@ def write_captions(shards: Shards, config: DataConfig, folder: Path) -> None:
     their pairs with samples to `folder`/pictures.npy, int64 (4, C).
 
     A column of the table is a pair of a sample and one of its captions. Its rows: the sample id; the content key of the
-    sample's image; the key of the caption's meaning (data.text_key); the caption's line in captions.jsonl, from 0. The
-    line is −1 for a caption that training never draws because its weight is 0: its meaning is right for the image, so
-    captions with this meaning are not negatives of the image.
+    sample's image; the key of the caption's meaning (data.text_key); the caption's line in captions.jsonl, from 0.
+    Captions with weight 0 are never drawn in training. A meaning that only such captions of a sample have gets one
+    column with the line −1, because captions with this meaning must not be negatives of the sample's image.
 
-    Reads all samples. A sample whose captions cannot be used has no column, as training replaces the sample. Memory:
+    Reads all samples. A sample whose captions cannot be used has no column, because training replaces it. Memory:
     about 150 bytes for each distinct caption and 32 for each column. Raises DataError if no sample can be used.
     """
     lines: dict[int, int] = {}
@@ -162,8 +162,11 @@ class ImagesAndCaptions:
         return text, text
 
     def labelled(self, groups: Sequence[list[int]], queries_bD: np.ndarray) -> list[LabelledQuery]:
-        """Return b queries with the indices of their right items. A caption is right for an image, and the image for
-        it, if its meaning (data.text_key) is that of a caption of the image."""
+        """Return b queries with the indices of their right items. An image and a caption are right for each other if
+        the meaning of the caption (data.text_key) is that of a caption of the image.
+
+        groups: for each query a list with its one row. queries_bD: embeddings of the queries, (b, D).
+        """
         none, names = np.empty(0, np.int64), self.sides()[0].ids
         return [
             LabelledQuery(names(row, row + 1)[0], (), none, self._right.pairs(row, row + 1)[1], query_D)

@@ -11,7 +11,7 @@ candidates; a candidate is left out for the first of these reasons that holds, a
     margin     its score is above the best score of a right item minus the margin
     max_score  its score is above max_score
     repeated   an earlier candidate, not left out for a reason above, has the same text
-    answer     it contains an answer of the query, a question
+    answer     it contains an answer to the query, which is a question
 A relative margin (an option) is a share of the absolute value of the best right score, so it also works for negative
 scores.
 Scores of another model, for example a cross-encoder, replace those of the search in the margins and in max_score, but
@@ -57,7 +57,7 @@ class LabelledQuery:
     """A query with its right items, collected from all rows of the query, and its embedding.
 
     answers: texts that no negative may contain. keys: content keys (hashes of the text) of right items, int64.
-    positions: indices of right items, int64: of those given by id, and for each right text of the first item with it.
+    positions: indices of right items, int64: the items given by id, and for each right text the first item that has it.
     query_D: embedding of the query, float32 (D,). texts: hashes (`content_key`) of the texts with which an item is
     right under any title.
     """
@@ -73,8 +73,9 @@ class LabelledQuery:
 class Side(NamedTuple):
     """Queries or items as inputs of a tower.
 
-    tower: the tower that encodes them. ids: (start, stop) → ids of the inputs start … stop − 1. fingerprint: digest of
-    their contents. read_as: the options by which they are prepared for the tower, as text.
+    tower: the tower that encodes them. inputs: the queries or items, read on request. ids: (start, stop) → ids of the
+    inputs start … stop − 1. fingerprint: digest of their contents. read_as: the options by which they are prepared for
+    the tower, as text.
     """
 
     tower: Literal["x", "y"]
@@ -172,11 +173,11 @@ def mine(
 
 def embedded(encode: Encoder, data: MiningData, folder: Path, log: Callable[[str], None] | None = None) -> MiningInput:
     """Encode queries and items with the current weights of `encode`, write the embeddings into `folder`, and return
-    `data` with the embeddings.
+    `data` and the embeddings as a MiningInput without scores.
 
-    All processes must call it together. Embeddings that an earlier call has written there, complete or not, are reused
-    if the weights and the data are the same. log: function that prints a line; None: a progress bar on a terminal,
-    lines on standard output elsewhere.
+    All processes must call it together. Embeddings that an earlier call wrote into `folder`, complete or not, are used
+    again if the weights and the data are the same. log: function that prints a line; None: a progress bar on a
+    terminal, lines on standard output elsewhere.
     """
 
     def encoded(name: str, of: Side) -> np.ndarray:
@@ -297,8 +298,9 @@ def _written(path: Path, world: World) -> Iterator[Callable[[bytes], Any]]:
     """Context manager: yield a function that appends lines to a new file, which replaces `path` at the end of the
     block.
 
-    The file appears whole. If the block raises, an older file at `path` stays as it was, but its summary (mined.json)
-    is deleted at the beginning in any case. All processes must enter it together; only process 0 may call the function.
+    `path` never holds an incomplete file. If the block raises, an older file at `path` stays as it was, but its summary
+    (mined.json) is deleted at the beginning in any case. All processes must enter it together; only process 0 may call
+    the function.
     """
     errors = raise_named(path)
     with ExitStack() as stack:

@@ -68,7 +68,8 @@ def read_pair_scores(path: str) -> PairScores:
 def _pair(line: bytes, where: str) -> tuple[int, float]:
     """Parse one line of a score file (JSON, or three fields with tabs between) into (hash of the two ids, score).
 
-    Raises DataError if that fails; its message begins with `where`, the path and line number.
+    Raises DataError for another format, and for a score that is no finite float32. where: path and line number, with
+    which the message begins.
     """
     try:
         if line.startswith(b"{"):

@@ -53,7 +53,10 @@ class QuestionsAndPassages:
         return str(passage.id), passage.text
 
     def labelled(self, groups: Sequence[list[int]], queries_bD: np.ndarray) -> list[LabelledQuery]:
-        """Return b questions with the corpus indices of all their right passages, found by id or by title and text."""
+        """Return b questions with the corpus indices of their right passages, found by id or by title and text.
+
+        groups: for each question the numbers of its rows. queries_bD: the embeddings of the b questions, (b, D).
+        """
         asked = [self._question(rows, query_D) for rows, query_D in zip(groups, queries_bD, strict=True)]
         keys_m = self.corpus.keys
         found = positions_with(
@@ -69,9 +72,10 @@ class QuestionsAndPassages:
         """Build one question from its rows and all other rows with its text, with the corpus indices of the right
         passages that these rows give by id.
 
-        A passage is also right if only its text is that of a right one and one of the two has no title, or titles are
-        dropped. numbers: the row indices. query_D: the embedding of the question. Only content keys and corpus indices
-        of passages are kept, because the rows with all their passages take a thousand times as much memory.
+        A passage with the text of a right passage and another title is also right if one of the two titles is empty, or
+        if titles are dropped. numbers: the row indices. query_D: the embedding of the question. Only content keys and
+        corpus indices of passages are kept, because the rows with all their passages take a thousand times as much
+        memory.
         """
         keys, texts = set[int](), set[int]()
         ids: list[str] = []

@@ -56,7 +56,7 @@ class Plan:
     note: a text that explains the chart. lines: label of each line → metric names without "train/", separated by
     blanks: one name for the line, or three names for the line and the lower and the upper end of a band around it.
     Each {x} and {y} in a label stands for the word for that side, such as image. level: name of a horizontal line:
-    clamp, clipped at, log K or collapse. log, shows: as in Chart.
+    clamp, clipped at, log K or collapse; "": none. log, shows: as in Chart.
     """
 
     note: str

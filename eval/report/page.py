@@ -68,7 +68,7 @@ def _list(value: Any) -> list[Any]:
 
 
 def joined(value: Any) -> str:
-    """Convert a configuration value to text; the values of a list are separated by commas."""
+    """Convert a configuration value to text; the values of a list are separated by commas. None gives ""."""
     return ", ".join(map(str, _list(value)))
 
 
@@ -340,7 +340,7 @@ def _unusual(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _sizes(result: Result) -> str:
-    """Describe an evaluation result in one line: how many images, texts or others its data set has, which answers
+    """Return a line that describes an evaluation result: the sizes of its data set (the metrics num_…), which answers
     count as right, and the training step of the weights. Parts that are not known are left out.
     """
     counts = {name.removeprefix("num_"): v for name, v in result["metrics"].items() if name.startswith("num_")}

@@ -51,7 +51,8 @@ STYLE: dict[Any, Any] = {
 
 
 def line_chart(title: str, chart: Chart, marks: Sequence[float] = ()) -> Markup:
-    """Return a chart as an <svg> element. title: for screen readers. marks: steps at which a vertical line is drawn."""
+    """Return a chart as an <svg> element. title: the title of the chart, used only in its text for screen readers.
+    marks: steps at which a vertical line is drawn."""
     with _figure(layout=None) as (figure, axes):
         values = [v for series in chart.series for part in (series.values, *series.band) for v in part]
         log = chart.log and min(values) > 0 and max(values) / min(values) > DECADES

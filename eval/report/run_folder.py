@@ -32,7 +32,8 @@ class RunFolder:
     config_text: config.yaml without secrets. options: its values, dotted key → value. state: run_state.json, {} if it
     is missing. history: metric → step → value, from metrics.jsonl. results: the contents of eval/*.json. state and
     results have the form defined in eval/results/shapes.py. resumed_at: the steps at which the run was started again.
-    failures: the last lines of restarts.jsonl. unread: a line of text for each part that could not be read.
+    failures: the last records of restarts.jsonl, at most FAILURES. unread: a line of text for each part that could not
+    be read.
     """
 
     path: Path
@@ -92,8 +93,8 @@ def _records(path: Path, name: str, log: Callable[[str], None]) -> Iterator[dict
 def _lines(path: Path, name: str, log: Callable[[str], None]) -> Iterator[bytes]:
     """Yield the lines of the file `name` in the run folder `path`; yield nothing if the file does not exist.
 
-    A line of LONGEST bytes or more comes as an empty line. Only about the first LARGEST bytes are read; if the file is
-    larger, `log` is called with a line of text.
+    In place of a line of more than LONGEST bytes, an empty line is yielded. Only about the first LARGEST bytes are
+    read; if the file is larger, `log` is called with a line of text.
     """
     if file := file_inside(path, name):
         with open_foreign(file) as lines:

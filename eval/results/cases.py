@@ -25,9 +25,9 @@ LONGEST_WORD = 20  # characters; a cut may fall inside a longer word
 class Item(TypedDict, total=False):
     """A query or an answer in an example case.
 
-    id: the id of the image, passage or class. spans: [start, end) in the text of each answer to the question. picture:
-    name of a thumbnail file in the folder <data set>.pictures beside the result. score, right: given for answers only;
-    right says whether the answer is right.
+    id: the id of the image, passage or class. spans: [start, end) of each place in `text` where an answer to the
+    question stands. picture: name of a thumbnail file in the folder <data set>.pictures beside the result. score,
+    right: given for answers only; right says whether the answer is right.
     """
 
     id: str | None
@@ -104,8 +104,8 @@ def excerpt(
 ) -> tuple[str, list[tuple[int, int]]]:
     """Cut a text to about `longest` characters; return (the excerpt, the spans in the excerpt).
 
-    spans: [start, end) in `text`. If the first span ends after `longest`, the excerpt begins `before` characters before
-    that span, else with the text. A … stands at each cut.
+    spans: [start, end) in `text`, ascending. If the first span ends after `longest` characters, the excerpt begins at a
+    word about `before` characters before that span, else at the start of the text. Each cut is marked by "…".
     """
     start = 0
     if spans and spans[0][1] > longest:

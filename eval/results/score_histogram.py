@@ -46,6 +46,7 @@ def score_histogram(
 
 
 def _pair_scores(queries_kD: np.ndarray, items_mD: np.ndarray, items: Sequence[np.ndarray]) -> np.ndarray:
-    """Return the scores of each query with the items whose indices `items` has for it, in one array."""
+    """Return the scores of pairs of a query and an item in one array, float32, query after query. items: for each of
+    the k queries the indices of its items."""
     rows = np.repeat(np.arange(len(items)), [len(of) for of in items])
     return pair_scores(queries_kD, items_mD, rows, np.concatenate(items) if len(items) else np.empty(0, np.int64))

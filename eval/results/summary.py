@@ -119,7 +119,8 @@ def finite(value: Any) -> float | None:
 
 
 def number(value: Any) -> str:
-    """Format a value for readers: three decimals for shares, whole numbers for counts and ranks.
+    """Format a value for readers: whole numbers above 1 without decimals, values closer to 0 than 0.0005 with one
+    significant digit, and all others with three decimals.
 
     Returns "–" (a dash) if the value is no number or is not finite.
     """

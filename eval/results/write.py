@@ -37,8 +37,8 @@ def facts(config: TrainConfig, source: str, step: int | None) -> dict[str, Any]:
 def result(report: "Report", evaluator: "Evaluator", facts: Mapping[str, Any]) -> dict[str, Any]:
     """Return the JSON object of a result, with the fields of CLIP_benchmark, from the report of an evaluator.
 
-    Recalls have two entries, under our names and under CLIP_benchmark's names. facts: the fields of `facts`, which
-    describe the model.
+    Recalls have two entries, under our names and under CLIP_benchmark's names. facts: the fields that describe the
+    model, as the function `facts` returns them.
     """
     theirs = {t + k.removeprefix(o): v for o, t in _RECALLS for k, v in report.metrics.items() if k.startswith(o)}
     return {

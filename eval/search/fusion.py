@@ -11,8 +11,9 @@ def reciprocal_rank_fusion(runs: Sequence[Run], k: int = 60, depth: int | None =
 
     The new score of a document is the sum, over the runs that contain it, of 1 / (k + its rank in this run). Ranks
     count from 1; documents with equal scores are ordered by descending id. depth: only the first `depth` documents of
-    each run count, and the best `depth` are returned; None: all. The result has the queries of all runs. Sums are
-    rounded once (math.fsum), so the order of the runs does not matter.
+    each run count, and the best `depth` are returned; None: all. The result has the queries of all runs, and for each
+    query the best document first. Its scores are converted to float32, and equal ones are made different, by `ranked`
+    (eval/metrics/trec.py). Sums are rounded once (math.fsum), so the order of the runs does not matter.
     """
     fused: Run = {}
     for query in dict.fromkeys(query for run in runs for query in run):

@@ -105,7 +105,7 @@ class Index:
 
     def search(self, queries_nD: np.ndarray, k: int) -> Hits:
         """Find the k corpus rows with the highest scores (inner products) for each of n queries, exactly or with the
-        approximate index. queries_nD (n, D): the query vectors. k is cut to the number of corpus rows.
+        approximate index. queries_nD (n, D): the query vectors. k: if it is above m, the m corpus rows are found.
 
         All processes must call it together with the same queries.
         """
@@ -131,8 +131,8 @@ class Index:
         """Return the share of the k best corpus rows of an exact search that are in `hits`, for at most `sample` evenly
         spread queries.
 
-        hits: the results of an earlier search with queries_nD, the n query vectors; k is the number of results per
-        query in it. The sampled queries are searched exactly. All processes must call it together.
+        hits: the results of an earlier search with queries_nD, the n query vectors; k is its number of results per
+        query. The sampled queries are searched exactly. All processes must call it together.
         """
         rows = np.unique(np.linspace(0, len(queries_nD) - 1, min(sample, len(queries_nD))).astype(np.int64))
         exact = Index(self.corpus, world=self.world).search(queries_nD[rows], hits.positions.shape[1]).positions
@@ -316,8 +316,8 @@ def _shard(corpus: np.ndarray, start: int, stop: int) -> np.ndarray:
 
 @torch.inference_mode()
 def _first_best(queries_qD: Tensor, shard_sD: Tensor, k: int) -> Hits:
-    """Find for each query the k rows of a part of the corpus with the highest inner products. If scores are equal, the
-    lower row comes first.
+    """Find for each query the k rows of a part of the corpus with the highest inner products. Of rows with equal scores
+    the one with the lower index comes first.
 
     queries_qD (q, D), shard_sD (s, D): q query vectors and the s corpus rows of the part, each of width D. The scores
     are computed for a few queries at a time.
@@ -342,7 +342,8 @@ def _first_best_strip(score_ts: Tensor, k: int) -> tuple[Tensor, Tensor]:
 
 
 def _in_order(scores: np.ndarray, positions: np.ndarray) -> Hits:
-    """Reorder search results of FAISS so that of corpus rows with equal scores the lower one comes first.
+    """Return search results of FAISS as Hits, reordered so that corpus rows with equal scores are in the order of their
+    indices.
 
     scores, positions (queries, k): the scores and corpus rows found, by descending score. Changes `positions` in place.
     """

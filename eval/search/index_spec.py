@@ -42,7 +42,8 @@ EXAMPLES = '"Flat", "IVF256,Flat;nprobe=16", "IVF256,PQ32;nprobe=16", "HNSW32;ef
 
 
 def check_spec(spec: str, width: int = 2688) -> None:
-    """Raise ConfigError if FAISS cannot build the index `spec`, such as "IVF256,Flat", for vectors of width `width`.
+    """Raise ConfigError if FAISS is not installed, or cannot build the index `spec`, such as "IVF256,Flat", for vectors
+    of width `width`.
 
     Faults that only appear with real vectors, such as too few vectors, are not found. The default width, 2⁷ · 3 · 7, is
     a multiple of any usual number of bytes of a product quantiser.
@@ -62,8 +63,8 @@ class Spec:
 
     @staticmethod
     def parsed(text: str) -> "Spec":
-        """Parse a specification. Raises ConfigError if it does not match FACTORY, or if a number or option is above its
-        limit (LIMITS, LARGEST, OPTIONS)."""
+        """Parse a specification. Raises ConfigError if it does not match FACTORY, if an option is not name=number, or
+        if a number or option is above its limit (LIMITS, LARGEST, OPTIONS)."""
         shown = f"index '{text:.{LONGEST}}'"
         factory, *options = (part.strip() for part in text[: LONGEST + 1].split(";"))
         if len(text) > LONGEST or not FACTORY.fullmatch(factory):

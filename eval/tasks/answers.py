@@ -47,7 +47,7 @@ class Answers(Evaluator):
         return {"choice_accuracy": True, "log_likelihood": True, "perplexity": False}
 
     def scores(self, encode: Encoder) -> np.ndarray:
-        """Return the scores of all answers, the mean log-likelihood of a token, float64 (N,)."""
+        """Return the score of each answer, the mean log-likelihood of its tokens after its prompt, float64 (N,)."""
         return replace(encode, cosine=False, features=False)("y", self.data)[:, 0].astype(np.float64)
 
     @property
@@ -66,8 +66,8 @@ class Answers(Evaluator):
         return 1 + np.bincount(row_N[before_N], minlength=n)
 
     def values(self, score_N: np.ndarray) -> Values:
-        """Return metric → its values by prompt: choice_accuracy of the prompts with wrong answers, log_likelihood of
-        all. score_N: the scores of all answers."""
+        """Return metric → its value for each prompt: choice_accuracy for the prompts that have wrong answers,
+        log_likelihood for all n prompts. score_N: the scores of all answers."""
         (wrong_n, right_n), right_N = self._counts, self.data.right_N
         likelihood_n = np.bincount(self.data.row_N[right_N], score_N[right_N]) / right_n
         chosen = {"choice_accuracy": 1.0 * (self._ranks(score_N) == 1)[wrong_n > 0]} if wrong_n.any() else {}
@@ -90,7 +90,8 @@ class Answers(Evaluator):
         return {"choice_accuracy": float((right_n / (right_n + wrong_n))[several].mean())} if several.any() else {}
 
     def cases(self, score_N: np.ndarray, examples: int) -> list[Case]:
-        """Return example cases, `examples` of each kind (best, worst, random). score_N: the scores of all answers."""
+        """Return example cases, `examples` of each kind (best, worst, random), of prompts that have wrong answers.
+        score_N: the scores of all answers."""
         several = np.flatnonzero(self._counts[0])
         rank_n = self._ranks(score_N)[several]
         starts = np.searchsorted(self.data.row_N, np.arange(len(self.data.prompts) + 1))

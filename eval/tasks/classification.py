@@ -50,9 +50,9 @@ Ranked = tuple[Direction, Values, Scored]
 class Classification(Evaluator):
     """Evaluator of a classification of labelled samples.
 
-    task: the `task` of its results; "text_" is put before it if the samples are texts. start: a prefix of the names of
-    its accuracies. data: the samples and their labels. classes: the names of the classes, in order. index: the
-    specification of a FAISS index of the classes; "Flat" is exact.
+    task: the `task` of its results; "text_" is put before it if the samples are texts, "sequence_" if they are
+    sequences. start: a prefix of the names of its accuracies. data: the samples and their labels. classes: the names of
+    the classes, in order. index: the specification of a FAISS index of the classes; "Flat" is exact.
     """
 
     task: ClassVar[str]
@@ -173,8 +173,8 @@ def class_indices(labels: Sequence[str], classes: Sequence[str], name: str) -> n
 
 
 def predictions(direction: Direction, target: np.ndarray) -> np.ndarray:
-    """Return (n,) int64: the predicted class index of each of n samples; the number of classes, if an approximate index
-    found no class.
+    """Return (n,) int64: the predicted class index of each of n samples. For a sample for which an approximate index
+    found no class, it is the number of classes.
 
     The predicted class is the right class if the rank of the right class is 1, else the first wrong class that the
     search finds. direction: the search from samples to classes. target (n,): the index of the right class. All

@@ -84,7 +84,7 @@ class Direction:
     functions that return the gallery entry of the query or item with a given index. keys (n,): content keys of the
     queries; a gallery shows one query of each key. groups (n,): the group of each query, for example its class; a
     gallery shows different groups first. world: all its processes search together. spec: the specification of a FAISS
-    index; an approximate one finds `depth` items for a query.
+    index; an approximate one finds `depth` items, and at least ANSWERS, for a query.
     """
 
     title: str

@@ -1,4 +1,4 @@
-"""In-context evaluation of a model that finds examples: how well a language model answers with them in its prompt.
+"""In-context evaluation of a model that finds examples: how well a language model answers after such an example.
 
 For each question the model finds one example, which is put before the question; the language model then chooses among
 the answers (Rubin et al. 2022, section 5). Baselines are the examples that BM25 finds, random examples, and no example.
@@ -66,7 +66,8 @@ class InContext(Evaluator):
         return replace(encode, towers={"y": self.scorer.to(encode.world.device)})
 
     def _with(self, found_n: Int64s) -> Answers:
-        """Return the evaluator of the questions with an example before each. found_n (n,): its index, or NONE."""
+        """Return the evaluator of the questions with an example before each. found_n (n,): the index of the example of
+        each question; NONE: no example."""
         before = [self.examples[int(i)] if i != NONE else "" for i in found_n.tolist()]
         prompts = [replace(q, text=text + q.text) for q, text in zip(self.data.prompts, before, strict=True)]
         return Answers(self.name, self.source, replace(self.data, prompts=prompts))

@@ -37,8 +37,9 @@ class TrainedClasses(ZeroShot):
 class RareClass(Evaluator):
     """Evaluator of a score (embeddings of width 1) that tells one class from all others.
 
-    data: samples with their classes. rare: the class. max_fpr: the largest false-positive rate in the objective. Raises
-    DataError unless some samples are of class `rare` and some are not.
+    data: samples with their classes. rare: the class. max_fpr: the largest false-positive rate of a further partial
+    AUC, that of the run's objective (objective.alpha). Raises DataError unless some samples are of class `rare` and
+    some are not.
     """
 
     data: LabelledSet

@@ -4,7 +4,8 @@ It minimises scikit-learn's objective, C · (sum of the cross-entropies of n sam
 not penalised, by L-BFGS in float64 with at most 1000 iterations. Features are taken as they are, not standardised. C is
 the value with the highest accuracy on a fifth of the training part, which is held out; then the probe is fitted to the
 whole training part. C is searched as in CLIP: first 7 values from 1e-6 to 1e6, then, four times, the two values on
-either side of the best one at half the distance, down to an eighth of a decade. These are 15 fits instead of 97.
+either side of the best one at half the distance, down to an eighth of a decade. These are 15 fits; all values at
+distances of an eighth of a decade would be 97.
 
 Symbols: n samples, D feature width, K classes.
 """
@@ -33,7 +34,7 @@ Chosen = tuple[np.ndarray, float, float]
 
 
 def linear_probe(x_nD: np.ndarray, target_n: np.ndarray, out_n: np.ndarray, world: World) -> Chosen:
-    """Return (the weights of the probe, as of `fit`; its C; the accuracy of this C on the held-out samples).
+    """Return (the weights of the probe, as `fit` returns them; its C; the accuracy of this C on the held-out samples).
 
     All processes must call it together; they share the fits and get the same result. x_nD: features, float32 (n, D).
     target_n: class indices from 0, int64 (n,). out_n: bool (n,), True for the samples that are held out to choose C.
@@ -87,8 +88,8 @@ def fit(x_nD: np.ndarray, target_n: np.ndarray, c: float, device: torch.device, 
     them is half the difference, up to its sign, so their squares count twice here.
 
     The minimum is sought over V, with W = V T. T scales the principal axes of the features so that the second
-    derivative at V = 0 is about the identity: L-BFGS then needs tens of iterations, where it needs up to thousands
-    over W. The objective, and so the minimum, is the same.
+    derivative at V = 0 is about the identity: L-BFGS then needs tens of iterations; over W it would need up to
+    thousands. The objective, and so the minimum, is the same.
     """
     (n, width), classes = x_nD.shape, int(target_n.max()) + 1
     x, target = torch.from_numpy(x_nD).to(device), torch.from_numpy(target_n).to(device)

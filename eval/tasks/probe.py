@@ -10,7 +10,7 @@ the weighted vote of Wu et al. 2018 (arXiv 1805.01978) a neighbour counts exp(si
 
 AUC and partial AUC are computed from the probabilities of the linear probe: the mean over the classes of the test part,
 each against all others, as in scikit-learn's roc_auc_score(multi_class="ovr", average="macro"). With two classes only
-the AUC of the second class is computed, as there.
+the AUC of the second class is computed, as roc_auc_score does for binary labels.
 """
 
 from dataclasses import dataclass, replace
@@ -92,7 +92,7 @@ def _areas(probability_nC: np.ndarray, target: np.ndarray) -> tuple[Values, dict
 
 
 def _elected(labels_nk: np.ndarray, votes_nk: np.ndarray) -> np.ndarray:
-    """Return the class index with the most votes for each of n samples, int64 (n,); the lowest one if several have.
+    """Return the class index with the most votes for each of n samples, int64 (n,); of equal votes the lowest index.
 
     labels_nk: the class indices of k neighbours, (n, k). votes_nk: the weights of their votes, (n, k).
     """

@@ -1,5 +1,5 @@
-"""Task files of zero-shot classification (images, classes and prompts) and of probes (training and test part). Does
-not import torch.
+"""Task files of zero-shot classification (images, classes and prompts), of probes (training and test part), and of
+in-context evaluation (questions and examples). Does not import torch.
 
 FORMAT below describes the files, also for --help.
 """
@@ -43,7 +43,7 @@ PLACE = re.compile(r"\{c?\}")  # in a template, where a prompt goes
 
 @dataclass(frozen=True)
 class ZeroShotTask:
-    """The content of a task file.
+    """The content of a task file of zero-shot classification.
 
     source: the shards of images. label: the JSON field of a sample that holds its class, or "cls". classes: class name
     → its prompts, already put into the templates. skip_others: whether samples of other classes are left out.
@@ -56,8 +56,8 @@ class ZeroShotTask:
 
 
 def read_task(path: Path) -> ZeroShotTask:
-    """Read the task file of zero-shot classification (JSON) at `path`. Raises ConfigError, with the file and the key,
-    if a key is missing or wrong.
+    """Read the task file of zero-shot classification (JSON) at `path`. Raises ConfigError, which names the file and the
+    key, if the file cannot be read, or if a key is missing or wrong.
     """
     content = _content(path, "zero_shot", KINDS)
     named, others = content["classes"], content.get("others")
@@ -75,15 +75,16 @@ def read_task(path: Path) -> ZeroShotTask:
 
 
 def class_names(labels: Sequence[str], names: Sequence[str]) -> list[str]:
-    """Return the class name of each label. If all labels are numbers and none is in `names`, a label is an index in
-    `names`, from 0, where it is small enough; all other labels are returned unchanged."""
+    """Return the class name of each label. If all labels are numbers and none is in `names`, a label below the number
+    of names is an index in `names`, from 0. All other labels are returned unchanged."""
     numbers = all(re.fullmatch("[0-9]{1,9}", label) for label in labels) and not set(labels) & set(names)
     return [names[int(label)] if numbers and int(label) < len(names) else label for label in labels]
 
 
 def read_probe(path: Path) -> tuple[dict[str, str], str]:
     """Read the task file of a probe (JSON) at `path`; return ({"train": shards, "test": shards}, the field of a sample
-    that holds its class). Raises ConfigError, with the file and the key, if a key is missing or wrong.
+    that holds its class). Raises ConfigError, which names the file and the key, if the file cannot be read, or if a key
+    is missing or wrong.
     """
     content = _content(path, "probe", dict.fromkeys(("train", "test", "label"), (str, "a text")))
     return {part: _beside(path, content[part]) for part in ("train", "test")}, content["label"]
@@ -106,7 +107,8 @@ class InContextTask:
 
 
 def read_in_context(path: Path) -> InContextTask:
-    """Read the task file of in-context evaluation (JSON) at `path`. Raises ConfigError as `read_task` does."""
+    """Read the task file of in-context evaluation (JSON) at `path`. Raises ConfigError if the file cannot be read, or
+    if a key is missing, wrong or unknown."""
     names = ("questions", "examples", "language_model")
     content = _content(path, "in_context", dict.fromkeys(names, (str, "a text")))
     legal = (*names, "template", "length")
@@ -128,7 +130,7 @@ def check_row_template(template: str, key: str) -> None:
 
 
 def _content(path: Path, name: str, kinds: Mapping[str, tuple[Any, str]]) -> dict[str, Any]:
-    """Return the JSON object in the task file at `path`; an entry "source" stands for a missing "test".
+    """Return the JSON object in the task file at `path`. If it has "source" but no "test", "test" is set to "source".
 
     name: the kind of the entry in eval.suite, for messages. kinds: required key → (its type, the type in words). Raises
     ConfigError if the file cannot be read, or a key is missing or of another type.

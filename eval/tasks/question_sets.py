@@ -101,7 +101,7 @@ def open_beir(target: str, config: DataConfig) -> QuestionSet:
     The set has the questions of the split with a right passage, the judgements of the split, and the corpus of the
     folder. As in trec_eval, judgements of questions that are not in the folder are ignored, and a right passage that is
     not in the corpus counts as not found. config: the data options; the split and the corpus in it are not used. Raises
-    ConfigError as `check_beir` does or if there is no question, DataError for damaged judgements.
+    ConfigError if the folder is no BEIR folder, has no such split or has no question, DataError for damaged judgements.
     """
     folder, split = check_beir(target)
     passage, question = replace(config.passage, corpus=None), replace(config.question, split=split)
@@ -145,7 +145,8 @@ def check_dpr(target: Any, config: DataConfig, key: str = "dpr") -> tuple[Any, s
     """Return the files that a DPR target names: (question file, passage file) for a folder, (the target itself, None)
     for anything else. key: the option that names the target, for messages.
 
-    Raises ConfigError for a missing file, or for a folder that has not exactly one file of each kind.
+    Raises ConfigError for a missing file, for a BEIR folder, and for a folder that has not exactly one question file
+    and one passage file.
     """
     if not isinstance(target, str) or not Path(target).expanduser().is_dir() or tables_of(target, ()):
         if not is_answers_table(target, config.columns):
@@ -165,9 +166,11 @@ def check_dpr(target: Any, config: DataConfig, key: str = "dpr") -> tuple[Any, s
 
 
 def open_dpr(target: Any, config: DataConfig) -> QuestionSet:
-    """Open a DPR target, a file or a folder, as a question set. Raises ConfigError if there are no passages to search.
+    """Open a DPR target, a file or a folder, as a question set. Raises ConfigError for a target that `check_dpr`
+    refuses, and if there are no passages to search, no questions, or neither answers nor right passages.
 
-    config: the data options; its passage corpus is searched if there is no passage file beside the questions.
+    config: the data options. If there is no passage file beside the questions, data.passage.corpus is searched, or
+    without it the passages in the rows.
     """
     source, beside = check_dpr(target, config)
     passages = beside or config.passage.corpus

@@ -33,7 +33,8 @@ class WdsFolder:
     classes: Mapping[str, Sequence[str]]
 
     def class_names(self, labels: Sequence[str]) -> list[str]:
-        """Return the class name of each label, a class index as text. Raises DataError for any other label."""
+        """Return the class name of each label. labels: class indices from 0, as text. Raises DataError for a label that
+        is no index of a class."""
         names = list(self.classes)
         for label in labels:
             if not re.fullmatch("[0-9]{1,9}", label) or int(label) >= len(names):
@@ -44,7 +45,7 @@ class WdsFolder:
 def read_wds(path: Path) -> WdsFolder:
     """Read the shard paths, class names and prompt templates of the CLIP_benchmark data set in the folder `path`.
 
-    Raises ConfigError, with the file, for a missing or wrong file.
+    Raises ConfigError, which names the file, for a missing or wrong file.
     """
     if not path.is_dir():
         raise ConfigError(f"wds:{path} is no folder")

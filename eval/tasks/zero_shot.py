@@ -35,8 +35,8 @@ class ZeroShot(Classification):
         return Scored(encode("x", self.data.items), self._weights(encode), {}, {}, {})
 
     def _weights(self, encode: Encoder) -> np.ndarray:
-        """Return the embeddings (C, D) of the C classes: the mean embedding of the prompts of each class, scaled to
-        length 1. D: embedding width.
+        """Return the embeddings (C, D) of the C classes: the mean of the normalised embeddings of the prompts of each
+        class, scaled to L2 norm 1. D: embedding width.
         """
         texts = [text for prompts in self.classes.values() for text in prompts]
         embeddings = unit(encode("y", Captions(texts, self.tokenize)))
@@ -61,7 +61,8 @@ class ChosenImages(Images):
 
 
 def of_classes(data: LabelledSet, task: ZeroShotTask, where: str) -> LabelledSet:
-    """Return the labelled images with class names as labels (see `class_names`), without images of other classes.
+    """Return the labelled images with class names as labels (see `class_names`), without images of other classes. If
+    images are left out, print a line that counts them.
 
     where: the entry of eval.suite, for messages. Raises DataError if there are images of other classes and
     task.skip_others is False, or if no image is left.

@@ -32,7 +32,7 @@ def images(
     targets that name shards of images.
 
     build: makes the evaluator of an entry from its opened shards. form: how a target is written, for help texts. named:
-    returns the shards that an entry names, in the syntax of data.train, and the key that messages name.
+    returns, for an entry, (the shards that it names, in the syntax of data.train; the configuration key for messages).
     """
 
     def open_and_build(entry: SuiteEntry, inputs: Inputs) -> Evaluator:

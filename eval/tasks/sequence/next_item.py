@@ -3,7 +3,7 @@
 HR@K is the share of events whose item is among the first K, nDCG@K the mean over events of 1 / log2(1 + rank), with 0
 for ranks above K, and MRR the mean of 1 / rank. Each event has one right item, as in Kang & McAuley 2018 (SASRec),
 section IV.C, but it is ranked among all items: metrics among sampled items may order models wrongly (Krichene & Rendle
-2020). An item that does not occur in training has no embedding, and counts as not found.
+2020). With data.items=ids, an item that does not occur in training has no embedding, and counts as not found.
 
 Symbols: n events; N items; D embedding width.
 """
@@ -35,8 +35,9 @@ class NextItem(Evaluator):
     """Evaluator of next-item prediction on one log of events.
 
     data: the events to predict, with their histories. recall_k: each K of HR@K and nDCG@K. seen: whether the items of a
-    history can be answers (keep) or not (drop). index: specification of a FAISS index; "Flat" is exact, an approximate
-    one finds `depth` items for each history. baselines: the systems that the model is compared with.
+    history can be answers (keep) or not (drop); the right item always can. index: specification of a FAISS index;
+    "Flat" is exact, an approximate one finds `depth` items for each history, or the largest K if that is more.
+    baselines: the systems that the model is compared with.
     """
 
     data: NextItems

@@ -38,7 +38,7 @@ def popularity(data: NextItems) -> Score:
 
 
 def successors(data: NextItems) -> Score:
-    """Return a function from a history to scores (N,), in which item j has the score c_ij + n_j / (1 + Σ n).
+    """Return a function from a history to scores (N,), in which item j has the score c_ij + n_j / (1 + Σ_j n_j).
 
     i: the last item of the history. c_ij: how often a user's event with i is directly followed by one with j in
     training. n_j: the number of training events with j. The second term is below 1, so it only orders items of equal
@@ -55,9 +55,9 @@ def item_knn(data: NextItems) -> Score:
     """Return a function from a history to scores (N,), in which item j has the score Σ_i cos(u_i, u_j) over the
     different items i of the history, rounded to 9 decimals (Sarwar et al. 2001, section 3.1.1).
 
-    u_j, (U,): 1 for each user with a training event with j, else 0. If N ≤ U and SHARE of the free memory holds them,
-    the cosines of all pairs are computed once. A history then costs a sum of k rows of N numbers; else, a pass over all
-    training events.
+    u_j, (U,): 1 for each user with a training event with j, else 0. The cosines of all pairs of items are computed once
+    if N ≤ U and they fit into SHARE of the free memory. Then a history costs a sum of k rows of N numbers. Otherwise it
+    costs a pass over all training events.
     """
     item_e, user_e = _training(data)
     seen_UN = _matrix(user_e, item_e, (len(data.log.users), data_size(data)))
