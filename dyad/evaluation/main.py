@@ -103,15 +103,15 @@ def with_eval_options(config: "TrainConfig", command: EvalCommand) -> "TrainConf
 def baselines_of(command: EvalCommand, config: "TrainConfig") -> list[Baseline]:
     """Return the systems to score beside the model: those of baselines=, else all baselines that the model has.
 
-    For a model of images the default is no baseline, because its only one, the model before training, takes as long to
-    score as the model. Raises ConfigError for a baseline that this model does not have.
+    If the model before training is the only one, the default is no baseline: it takes as long to score as the model.
+    Raises ConfigError for a baseline that this model does not have.
     """
     from dyad.train.config import Task
 
     legal = [] if command.model else [Baseline.untrained]
     if config.task is Task.sequence:
         legal += [Baseline.popularity, Baseline.successors, Baseline.item_knn] + [Baseline.bm25] * config.has_texts
-    elif not config.has_images:
+    elif config.task is Task.question_passage:
         legal += [Baseline.bm25, Baseline.fusion]
     if wrong := set(command.baselines or ()) - set(legal):
         of_model = "a model as it is" if command.model else f"task={config.task.name}"

@@ -16,10 +16,10 @@ from helpers.shards import image
 from dyad.data.base.command_line import help_text, parse_options
 from dyad.data.base.errors import ConfigError, DataError, HardwareError, SampleError
 from dyad.data.image_text.decode import decode
-from dyad.eval.config import EvalCommand
+from dyad.eval.config import Baseline, EvalCommand
 from dyad.eval.results.write import write
 from dyad.evaluation.load_run import find_run, load_run, own_output, read_config
-from dyad.evaluation.main import main, with_eval_options
+from dyad.evaluation.main import baselines_of, main, with_eval_options
 from dyad.evaluation.suite import KINDS, check_suite
 from dyad.train.cli.compose import compose_config
 from dyad.train.config import Task, TrainConfig
@@ -261,6 +261,17 @@ def test_options_are_refused_where_the_run_does_not_read_them() -> None:
             with_eval_options(config, EvalCommand(suite=["x:y"], truth=Truth.pairs, captions=["a"]))
     with raises(ConfigError, "depth=", "corpus="):
         with_eval_options(compose_config([]), EvalCommand(suite=["x:y"], depth=200, corpus="x"))
+
+
+def test_bm25_is_a_baseline_of_passages_alone() -> None:
+    for task in ("question_passage", "language_model", "labelled", "image_text"):
+        config = compose_config([f"task={task}", *["data.items=texts"] * (task == "labelled")])
+        if task == "question_passage":
+            assert baselines_of(EvalCommand(), config) == [Baseline.untrained, Baseline.bm25, Baseline.fusion]
+            continue
+        assert baselines_of(EvalCommand(), config) == []  # untrained costs as much as the model
+        with raises(ConfigError, "baselines=[bm25]", f"task={task}", "untrained"):
+            baselines_of(EvalCommand(baselines=[Baseline.bm25]), config)
 
 
 def test_null_unsets_what_the_run_has_and_may_lack() -> None:
