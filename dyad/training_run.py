@@ -148,8 +148,9 @@ class TrainingRun:
             )
 
     def begin_stream(self) -> list[str]:
-        """Set the stream of samples to the first step of the run, and return a list with one line for the log. Also
-        register the state of the stream, so that checkpoints store it. For training data that are not a stream, do
+        """Divide the stream of samples among the loader processes of all ranks, and set it to its beginning, or in a
+        resumed run to its place in the checkpoint: shards that were read in part begin anew. Register its state, so
+        that checkpoints store it. Return a list with one text for the log. For training data that are not a stream, do
         nothing and return []."""
         stream, world = self.components.data.dataset, self.world
         if not isinstance(stream, Stream):

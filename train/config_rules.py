@@ -201,10 +201,10 @@ def _language_model_rules(config: TrainConfig) -> Iterator[str]:
 
 
 def _expected_batch(config: TrainConfig, objective: ObjectiveOptions, listed: bool, classes: bool) -> ExpectedBatch:
-    """Return what the objective can expect of the batches of the run, e.g. their size and whether they have columns
-    besides the partners of the rows.
+    """Return the properties of the run's global batches by which an objective is refused or taken (see ExpectedBatch).
 
-    listed: whether all positive passages of a question are in the batch. classes: whether y has a column per class.
+    listed: whether a batch has all positive passages of each question. classes: whether the y items are the classes,
+    one each, in place of the other half of each pair.
     """
     data, is_sequence = config.data, config.task is Task.sequence
     inputs = "scores" if config.task is Task.labelled and data.rare is not None else "pairs"

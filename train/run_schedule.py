@@ -42,5 +42,6 @@ class RunSchedule:
         return step == 1 or self.due(step, self.log_every)
 
     def next_save(self, step: int) -> int:
-        """Return the number of finished steps at which the next checkpoint is due after `step` finished steps."""
+        """Return when the next checkpoint is due, in finished steps, if `step` steps are finished now: at the next
+        multiple of save_every, or at total_steps if that is earlier."""
         return min((step // self.save_every + 1) * self.save_every, self.total_steps)

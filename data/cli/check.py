@@ -273,8 +273,8 @@ class PassageStatistics:
 
     @classmethod
     def of(cls, passages: Located[Passage], bad: BadLines, odd: BadLines) -> PassageStatistics:
-        """Return the statistics of rows of passages. Add messages about rows that training refuses to `bad`, and about
-        empty passages, which training accepts, to `odd`."""
+        """Return the statistics of passages. bad: gets a message for each row that training refuses, a BadRow or a
+        passage without an id. odd: gets a message for each empty passage, which training accepts."""
         found = cls()
         for where, passage in passages:
             found.rows += 1

@@ -368,11 +368,12 @@ def _judged(qrels: str, queries: Corpus, corpus: Corpus, unread: UnreadFields, g
 
 
 def open_passages(source: str | Sequence[str], key: str, unread: UnreadFields, options: TableKeys) -> Located[Passage]:
-    """Return an iterator over the passages that `source` names. It yields, for each row, the location and the Passage,
-    or the error (a BadRow) instead of it.
+    """Open the files of passages that `source` names (paths or URLs, in the syntax of data.train), and return an
+    iterator that yields, for each row, its location and the Passage; for a bad row, its location and a BadRow.
 
-    key: name of the command-line argument `source`, for messages. unread: counts of unused fields, which this function
-    increases. A passage may lack an id.
+    key: name of the command-line argument `source`, for messages. unread: counts of unused fields, which reading
+    increases. options: how tables are read. A passage may lack an id. The call raises ConfigError for a source that
+    cannot be read, such as a missing file.
     """
 
     def convert(fields: dict[str, Any], where: str) -> Passage:

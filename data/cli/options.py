@@ -86,8 +86,8 @@ class QuestionKeys(TableKeys):
 
 
 def question_config(options: QuestionKeys) -> DataConfig:
-    """Return the section `data` of a run's configuration with which the run reads questions as a verb does with
-    `options`."""
+    """Convert the options of a verb to a DataConfig with which the same questions are read. It has the columns,
+    relevance, corpus, split and the two pools of `options`, and otherwise defaults."""
     passage = PassageConfig(corpus=options.corpus, pos_pool=options.pos_pool, neg_pool=options.neg_pool)
     question, relevance = QuestionConfig(split=options.split), options.relevance
     return DataConfig(columns=options.columns, relevance=relevance, question=question, passage=passage)

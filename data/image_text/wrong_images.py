@@ -46,7 +46,7 @@ class MinedImages(Mined):
     line = '{"query_id": content key of a caption, "negatives": [content keys of images]}'
 
     def __init__(self, path: str, shards: Shards, config: DataConfig) -> None:
-        """Open the file `path` of mined images, which lie in `shards`.
+        """Open the file `path` of mined images, which lie in `shards`. config: gives data.image_key.
 
         The first call for given shards reads all of their images, and stores the content key of each in a cache file.
         Raises ConfigError when the file is missing, and DataError when a line is malformed or repeats a caption.

@@ -105,8 +105,8 @@ class DrawnItems:
         return np.searchsorted(self._cumulative_E, below, side="right")
 
     def added(self, batch: Batch, step: int, rows: slice) -> Batch:
-        """Return `batch` with two more fields: Batch.extra, its share of the noise items of the step, and
-        Batch.y_log_q, log q of its own y items.
+        """Return `batch` with its share of the noise items of the step as Batch.extra, and log q of its own y items as
+        Batch.y_log_q. Batch.y and Batch.extra.y are padded to one width.
 
         batch: the samples `rows` of the global batch of step `step`, without extra items. Raises DataError for an item
         of side y that cannot be drawn, because NCE needs q > 0 for every positive.

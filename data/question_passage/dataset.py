@@ -41,10 +41,11 @@ class TokenizeTexts(Protocol):
 
 
 def tokens(texts: Iterable[Any], tokenize: TokenizeTexts, config: PassageConfig | QuestionConfig) -> Tensor:
-    """Tokenise n passages or questions. Return int64 (n, L), L the number of tokens of the longest text.
+    """Tokenise n passages or questions. Return int64 (n, L), padded at the right, with L as TokenizeTexts says.
 
-    texts: Passage objects for a PassageConfig, Question objects for a QuestionConfig. config: gives the prefix of each
-    text and the largest number of tokens; with title=pair each passage becomes the pair (title, text).
+    texts: Passage objects for a PassageConfig, Question objects for a QuestionConfig. config: gives the largest
+    number of tokens, and the prefix of texts that have none of their own; with title=pair each passage becomes the pair
+    (title, text).
     """
     rendered = [text.rendered(config) for text in texts]
     pairs = [second for _, second in rendered if second is not None]

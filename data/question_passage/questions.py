@@ -58,7 +58,7 @@ class QuestionRow:
 
     def draws(self, drawn: DrawnPositives) -> list[float]:
         """Return, for each of the positives, the expected number of times that training draws it when it draws the row
-        once. drawn: the setting data.passage.positives."""
+        once. Positives of equal content count as the first of them. drawn: the setting data.passage.positives."""
         keys, count = self.positives.keys, len(self.positives)
         if drawn is DrawnPositives.one:
             return [1 / count] * count

@@ -1,7 +1,8 @@
 """Data set of single texts, for task=views (two views of each text) and task=labelled (each text with its class).
 
 Both views of a text are its tokens; the dropout of the tower makes their embeddings differ (SimCSE, Gao et al. 2021). A
-text is a row with a field `text` and perhaps `title`, read as a passage. Texts of equal content have equal keys.
+text is a row with a field `text` (or the field that data.columns names) and perhaps `title`, read as a passage. Texts
+of equal content have equal keys.
 """
 
 from collections.abc import Callable, Sequence

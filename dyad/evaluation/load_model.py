@@ -95,10 +95,11 @@ def settings(config: TrainConfig, calibration: Calibration | None) -> dict[str, 
 
 
 def _found(task: Task, keys: Mapping[str, Any], folder: str) -> FoundModel:
-    """Return the FoundModel of a configuration that has the values `keys` and otherwise defaults.
+    """Return the FoundModel of a configuration with this task, objective=clip, the values `keys`, else defaults.
 
-    keys: dotted configuration key → value. folder: the folder of the model, or "". If the folder is an export, the
-    values in its file SETTINGS replace those of `keys`. Raises ConfigError for invalid values.
+    keys: dotted configuration key → value. folder: the folder or the published name of the model, which the hub is
+    asked for; "" for none. If it has a file SETTINGS, values of the keys KEPT there replace those of `keys`, and its
+    scale and bias become the model's calibration. Raises ConfigError for invalid values and a damaged file.
     """
     objective = open_schema(OBJECTIVES["clip"], "objective.")
     schema: Any = OmegaConf.merge(open_schema(TrainConfig), {"task": task.value, "objective": objective})

@@ -230,8 +230,9 @@ def _chosen(
     """Choose the negatives of a query among its hits; return (name in mined.jsonl, search score) of at most config.keep
     items, best first.
 
-    hits: the k items that the search found for this query, best first. For each hit that is left out, the count of the
-    reason in `counts` is increased.
+    hits: the k items that the search found for this query, best first. For each hit that is left out, its
+    reason is counted in `counts`: one that the module lists, "rank" (before config.first_rank), or "beyond_keep"
+    (enough items were chosen before it).
     """
     keys_k = source.data.item_keys[hits.positions]
     reasons_k = _reasons(source, config, query, hits, keys_k)

@@ -60,8 +60,8 @@ def item(name: str, text: str | None = None, **more: Any) -> Item:
 
 
 def answer(found: Item, score: float, right: bool) -> Item:
-    """Return a copy of the item `found` (an image, text or class) as an answer of a system, with its score and whether
-    it is right.
+    """Return a copy of the item `found` (an image, passage, text or class) as an answer of a system, with its score,
+    rounded to 4 decimals, and whether it is right.
     """
     return {**found, "score": round(score, 4), "right": right}
 

@@ -1,4 +1,6 @@
-"""Probes of frozen features: a linear probe, k-nearest neighbours, AUC and partial AUC, on images, texts or contexts.
+"""Probes of frozen features: a linear probe, k-nearest neighbours, AUC and partial AUC, on images, texts, or contexts.
+
+A context is the embedding of a sequence up to one of its items.
 
 The linear probe (linear_probe.py) is fitted to the training part, in which k-NN searches too; the test part is scored.
 Classes are the labels of the training part, sorted. Features are the output of the tower's trunk before the projection
@@ -8,9 +10,10 @@ k-NN: the k training samples with the highest cosine similarity vote. If similar
 taken first; if votes are equal, the first class wins, as in scikit-learn's KNeighborsClassifier(metric="cosine"). In
 the weighted vote of Wu et al. 2018 (arXiv 1805.01978) a neighbour counts exp(similarity / 0.07).
 
-AUC and partial AUC are computed from the probabilities of the linear probe: the mean over the classes of the test part,
-each against all others, as in scikit-learn's roc_auc_score(multi_class="ovr", average="macro"). With two classes only
-the AUC of the second class is computed, as roc_auc_score does for binary labels.
+AUC and partial AUC (up to the false-positive rate MAX_FPR) are computed from the probabilities of the linear probe: the
+mean over the classes of the test part, each against all others, as in scikit-learn's roc_auc_score(multi_class="ovr",
+average="macro"). If there are two classes, the AUC of the second one alone is computed, as roc_auc_score does for
+binary labels.
 """
 
 from dataclasses import dataclass, replace

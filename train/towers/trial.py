@@ -1,4 +1,7 @@
-"""Find the width of a tower's embeddings and the parameters that they depend on, by one run on the meta device."""
+"""Find the width of a tower's embeddings and the parameters that they depend on, by one run of the tower.
+
+It is on the meta device where the tower can run there.
+"""
 
 import copy
 from typing import Any

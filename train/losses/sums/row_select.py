@@ -1,9 +1,11 @@
-"""A radix select: for each row, the largest threshold at which a condition holds for the values at or above it.
+"""A radix select on the rows of a matrix that comes in tiles, such as one of scores. For each row it finds the largest
+float v such that a condition on the row's values at or above v holds.
 
-The matrix is never in memory as a whole: every pass computes its tiles again. Floats map to integers of the same order.
-So a threshold is found digit by digit, by counting the values that have each digit. The result is exact for all values,
-also for ties and subnormal numbers. Each digit costs one pass over the scores. Sorting whole rows is slower from a few
-thousand columns on and needs several times the memory.
+The matrix is never in memory as a whole: each pass asks the caller for its tiles again. Floats are mapped to integers
+that sort in the same order. The integer of a threshold is found digit by digit, from the highest, by counting the
+values that have each digit; each digit takes one pass. No value is rounded, so ties and subnormal numbers are told
+apart; sums of values are rounded to float64. Sorting whole rows is slower from a few thousand columns on and needs
+several times the memory.
 """
 
 import math

@@ -273,9 +273,8 @@ class Tiles:
 
     @property
     def strip(self) -> int:
-        """How many rows to take at a time if all scores of a row are needed at once.
-
-        At most as many as a tile has, and as fit into KEPT bytes of scores; at least TILE.
+        """Return how many rows to take at a time if all scores of a row are needed at once: as many as fit into KEPT
+        bytes of scores, in multiples of TILE, but at least TILE and at most the rows of a tile.
         """
         fitting = KEPT // (max(len(self.y_MD), 1) * self.dtype.itemsize)
         return max(TILE, min(self.size, fitting // TILE * TILE))
