@@ -30,6 +30,7 @@ from dyad.data.image_text.wrong_images import Drawn, MinedImages, WrongImages
 from dyad.data.loading.class_batches import ClassNumbers
 from dyad.data.loading.negatives import looked_at
 from dyad.data.loading.replacement import Replacements, check_any
+from dyad.data.loading.sample_rng import uniforms
 from dyad.data.shards.content_keys import content_key
 from dyad.data.shards.shards import Shards
 
@@ -113,7 +114,7 @@ class PairMaker:
         """
         config, count = self.config, CAPTION_DRAWS + transforms.DRAWS
         texts_end = count + config.negatives.per_row
-        draws = transforms.uniforms(self.seed, epoch, position, texts_end + self.wrong.draws)
+        draws = uniforms(self.seed, epoch, position, texts_end + self.wrong.draws)
         number = int(np.searchsorted(self._thresholds, draws[0], side="right"))
         captions = self.texts(sample, config.captions[min(number, len(config.captions) - 1)])
         text = captions[int(draws[1] * len(captions))]

@@ -21,6 +21,7 @@ from dyad.data.image_text.noise import Cropped, stacked
 from dyad.data.image_text.sample import ShardSample
 from dyad.data.image_text.transforms import ImageSpec
 from dyad.data.loading.replacement import Replacements, check_any
+from dyad.data.loading.sample_rng import uniforms
 from dyad.data.shards.content_keys import content_key
 from dyad.data.shards.shards import Shards
 
@@ -71,7 +72,7 @@ class ImageViews:
         """Return one view of the decoded image `image`, uint8 (3, H, W): the image cropped and resized to uint8 (3, S,
         S), and the random numbers in [0, 1) of its augmentation, float64 (DRAWS,). Its noise is still to be added.
         view: 0 for x, 1 for y."""
-        draws = transforms.uniforms(self.seed, epoch, sample_id, 2 * transforms.DRAWS).reshape(2, -1)[view]
+        draws = uniforms(self.seed, epoch, sample_id, 2 * transforms.DRAWS).reshape(2, -1)[view]
         return transforms.training_size(image, self.spec, self.augments[view], draws), draws
 
 

@@ -17,7 +17,8 @@ from torch.nn.functional import grid_sample, pad
 
 from dyad.data.batch import Noise
 from dyad.data.config import AugmentConfig
-from dyad.data.image_text.transforms import CROP_DRAWS, Floats, between
+from dyad.data.image_text.transforms import CROP_DRAWS, between
+from dyad.data.loading.sample_rng import Floats
 
 Cropped = tuple[Tensor, np.ndarray]  # an image before noise, uint8 (3, S, S); its DRAWS random numbers in [0, 1)
 RECOLOURS = [11, 10, 17, 19]  # indices of the draws that decide about colour jitter, grey, blur and solarise

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from dyad.data.config import AugmentConfig
+from dyad.data.loading.sample_rng import Floats
 
 MAX_ASPECT = 16  # only a part is resized of an image whose longer side is more than so many times the shorter one
 CROP_ATTEMPTS = 10
@@ -24,7 +25,6 @@ CROP_DRAWS, NOISE_DRAWS = 2 * CROP_ATTEMPTS + 2, 20
 DRAWS = CROP_DRAWS + NOISE_DRAWS  # number of random numbers that the augmentation of one image takes
 CROP_RATIO = (3 / 4, 4 / 3)  # smallest and largest ratio of width to height of a random crop
 
-Floats = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
 Interval = Sequence[float]
 
 
@@ -95,13 +95,6 @@ def _resize(image: Tensor, size: list[int], spec: ImageSpec) -> Tensor:
 
 
 # Augmentation ---------------------------------------------------------------------------------------------------------
-
-
-def uniforms(seed: int, epoch: int, sample_id: int, count: int) -> Floats:
-    """Return random numbers in [0, 1), float64 (count,), that depend only on the arguments. Each sample has its own
-    stream of the random generator Philox."""
-    key, counter = np.array([seed % 2**64, epoch], np.uint64), np.array([0, 0, 0, sample_id], np.uint64)
-    return np.random.Generator(np.random.Philox(key=key, counter=counter)).random(count)
 
 
 def training_size(image: Tensor, spec: ImageSpec, augment: AugmentConfig, draws: Floats) -> Tensor:

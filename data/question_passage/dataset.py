@@ -19,9 +19,9 @@ from torch import Tensor
 from dyad.data.base.errors import ConfigError, SampleError
 from dyad.data.batch import Batch, Extra, KnownPositives, lengths_by
 from dyad.data.config import DataConfig, DrawnPositives, NegativeList, PassageConfig, QuestionConfig
-from dyad.data.image_text.transforms import uniforms
 from dyad.data.loading.negatives import distinct, looked_at
 from dyad.data.loading.replacement import Replacements
+from dyad.data.loading.sample_rng import uniforms
 from dyad.data.question_passage.corpus import Corpus
 from dyad.data.question_passage.negatives import MinedNegatives, draw_negatives, without_negatives
 from dyad.data.question_passage.passages import Passage, Question

@@ -11,7 +11,8 @@ import torch
 
 from dyad.data.config import AugmentConfig
 from dyad.data.image_text.noise import add_noise
-from dyad.data.image_text.transforms import NOISE_DRAWS, uniforms
+from dyad.data.image_text.transforms import NOISE_DRAWS
+from dyad.data.loading.sample_rng import uniforms
 from gpu.bare import bytes_per_second, seconds
 from gpu.needs import DEVICES, KERNELS, packages
 

@@ -27,7 +27,8 @@ from torch import Tensor, nn
 from dyad.data.batch import Batch, Extra, KnownPositives, Noise, with_auxiliary
 from dyad.data.config import AugmentConfig
 from dyad.data.image_text.noise import add_noise
-from dyad.data.image_text.transforms import NOISE_DRAWS, ImageSpec, uniforms
+from dyad.data.image_text.transforms import NOISE_DRAWS, ImageSpec
+from dyad.data.loading.sample_rng import uniforms
 from dyad.plan.measure import only_rank_0
 from dyad.train.config import OptimConfig, Precision, TrainConfig
 from dyad.train.distributed import data_parallel

@@ -1,4 +1,4 @@
-"""Checkpoints: everything a run needs to resume, in one folder that is written whole or not at all.
+"""The format of a checkpoint, a folder with everything that a run needs to resume, and its reader.
 
 `<run>/checkpoints/step_XXXXXXXX/`, XXXXXXXX = finished optimiser steps:
     model.safetensors      weights and buffers of the towers and the objective, by name

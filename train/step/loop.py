@@ -1,4 +1,7 @@
-"""The training loop, `fit`. It knows steps and intervals only; data, step, evaluation and checkpoints are passed in."""
+"""The training loop, `fit`: when to log, evaluate and save, and the last checkpoint when a stop is asked for.
+
+It knows steps and intervals only; data, step, evaluation and checkpoints are passed in.
+"""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass

@@ -16,12 +16,11 @@ from dyad.data.image_text.noise import BLOCK_PIXELS, ORDERS, add_noise
 from dyad.data.image_text.transforms import (
     CROP_DRAWS,
     DRAWS,
-    Floats,
     ImageSpec,
     crop_box,
     training_size,
-    uniforms,
 )
+from dyad.data.loading.sample_rng import Floats, uniforms
 
 HALF = (0.5, 0.5, 0.5)
 BYOL = AugmentConfig(

@@ -1,0 +1,16 @@
+"""The random numbers of a sample: for its augmentation, and the choice of its caption, positives and negatives.
+
+They are a function of the seed, the epoch and the sample id, and so the same in any process, on any rank, and after a
+resume.
+"""
+
+import numpy as np
+
+Floats = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
+
+
+def uniforms(seed: int, epoch: int, sample_id: int, count: int) -> Floats:
+    """Return random numbers in [0, 1), float64 (count,), that depend only on the arguments. Each sample has its own
+    stream of the random generator Philox."""
+    key, counter = np.array([seed % 2**64, epoch], np.uint64), np.array([0, 0, 0, sample_id], np.uint64)
+    return np.random.Generator(np.random.Philox(key=key, counter=counter)).random(count)
