@@ -41,6 +41,7 @@ from dyad.train.run_folder.folder import (
     put_aside,
     put_checkpoints_aside,
     recorded_state,
+    run_of,
     steps,
 )
 from dyad.train.run_folder.ledger import Ledger
@@ -87,7 +88,7 @@ class TrainingRun:
     def open_logger(self, tracking: TrackingConfig) -> Logger:
         """Write config.yaml into the run folder, open the run's logs and trackers, and return the Logger. If the batch
         size has changed, put the files and folders STEP_FILES aside, because their steps count batches of the old size.
-        Rank 0 alone calls it.
+        A run that goes on in its folder keeps its W&B run. Rank 0 alone calls it.
 
         Raises HardwareError if the disk has no room for the checkpoints, or the folder cannot be written.
         """
@@ -96,7 +97,9 @@ class TrainingRun:
             open_run(self.config, self.source.resume)
             if self.restored.batch_changed:
                 put_aside(self.folder, STEP_FILES)
-            wandb_id = self.restored.metadata.get("wandb_id")
+            resumed = run_of(self.source.resume) if self.source.resume else None
+            is_same = resumed is not None and resumed.resolve() == self.folder.resolve()  # another run, another id
+            wandb_id = self.restored.metadata.get("wandb_id") if is_same else None
             return build_logger(self.folder, tracking, self.schedule, plain(self.config), wandb_id)
 
     def describe(self) -> Iterator[str]:

@@ -1,5 +1,6 @@
 """The same command again, or from a checkpoint: where it goes on, on how many processes, and what stays the same."""
 
+import re
 from pathlib import Path
 from signal import SIGKILL
 from typing import Any
@@ -41,7 +42,7 @@ def test_on_other_numbers_of_processes_and_loader_workers_and_in_other_layouts(j
     keys = {**QUIET, "steps": 28}
     one = jobs.run(1, {**keys, "run.name": "one"}, observed=True)
     hsdp, fsdp2 = {"dist.name": "hsdp", "dist.shard_size": 2}, {"dist.name": "fsdp2"}
-    for world, workers, step, dist in ((2, 0, 5, {}), (4, 0, 15, hsdp), (2, 2, 20, fsdp2)):
+    for world, workers, step, dist in ((2, 0, 5, {"chunk_size": 8}), (4, 0, 15, hsdp), (2, 2, 20, fsdp2)):
         run = stopped(jobs, world, {**keys, **dist, "data.workers": workers}, step)
     jobs.run(1, {**keys, "data.workers": 3}, observed=True)
     every_sample_once_an_epoch(run, 28)
@@ -112,6 +113,19 @@ def test_a_run_that_begins_at_a_named_checkpoint_goes_on_like_any_other(jobs: Jo
     assert without_timings(run) == undisturbed
     anew = jobs.start(1, {**keys, "resume": "never"}, observed=True, STOP="SIGTERM@2").ends()
     assert anew.codes == [75] and "the same command without resume=never goes on from there" in anew.out, anew.out
+
+
+def test_a_refused_change_is_begun_in_a_folder_of_its_own_as_the_message_says(jobs: Jobs) -> None:
+    """At the newest checkpoint, and as another run of W&B."""
+    keys = {"steps": 3, "tracking.wandb": "offline"}
+    run = jobs.run(1, keys)
+    lower = {**keys, "steps": 4, "optim.lr": 1e-5}
+    (refused,) = jobs.start(1, lower).ends().out.splitlines()[-1:]
+    (words,) = re.findall(r"run.name=NEW (resume=\S+)", refused)
+    branch = jobs.run(1, {**lower, "run.name": "lower", **dict([words.split("=", 1)])})
+    assert [record["step"] for record in records(branch)] == [4]
+    ids = [path.name.rpartition("-")[2] for each in (run, branch) for path in each.glob("wandb/offline-run-*")]
+    assert len({*ids}) == len(ids) == 2
 
 
 @pytest.mark.soak

@@ -25,7 +25,7 @@ from dyad.data.base.files import file_inside, open_foreign, raise_named, write_b
 from dyad.data.base.json_text import read_json
 from dyad.data.base.secrets import public_path, without_secrets
 from dyad.data.config import CaptionPer
-from dyad.train.config import Activation, Precision, TrainConfig
+from dyad.train.config import Activation, BatchNorm, Precision, TrainConfig
 from dyad.train.run_folder.older_runs import ADDED, UNNAMED, UNRECORDED, in_first_terms, in_present_terms
 
 CONFIG, STATE, REPORT = "config.yaml", "run_state.json", "report.html"
@@ -45,8 +45,8 @@ NOT_MATHS = tuple(
     data.workers data.timeout data.bad_ data.val model.frozen_cache_mb plugins plan.""".split()
 )
 
-# Keys that may always change: how long the run is
-LENGTH = ("steps", "epochs")
+# Keys that may always change: how long the run is, and how a step fits into memory
+LENGTH, MEMORY = ("steps", "epochs"), ("chunk_size", "model.grad_checkpointing")
 # Keys that may change with another batch size, or with more data
 WITH_BATCH = "global_batch_size optim.warmup optim.cooldown data.negatives.refresh_every".split()
 WITH_DATA = ("data.train", "data.passage.corpus")
@@ -177,11 +177,10 @@ def _check_nesting(text: str) -> None:
 def check_run(config: TrainConfig) -> None:
     """Raise ConfigError if the run folder has a checkpoint of a configuration that trains other weights than `config`.
 
-    The keys that change the trained weights (see maths_keys) are compared with those in the folder's config.yaml. Not
-    compared are `experiment`, the length of the run, keys that resume.allow_batch_change or resume.allow_more_data let
-    change, and keys of UNRECORDED that config.yaml lacks. Other keys that it lacks count as having the value in ADDED,
-    or None. Of precision, model.activation and data.caption_per, the value that `recorded_precision`,
-    `recorded_activation` and `recorded_caption_per` return is compared. With resume=never nothing is checked.
+    Compared are the keys that change the trained weights (see maths_keys), with those in the folder's config.yaml; keys
+    that it lacks count as having the value in ADDED, or None. Of precision, model.activation and data.caption_per, the
+    recorded value is compared. Not compared are `experiment`, LENGTH, MEMORY (except with batch norms per chunk), keys
+    that `resume` lets change, and keys of UNRECORDED that it lacks. With resume=never nothing is checked.
     """
     folder, resume = run_folder(config), config.resume
     if (old := _resumed_keys(config)) is None:
@@ -189,15 +188,16 @@ def check_run(config: TrainConfig) -> None:
     new = {**all_keys(config), "precision": recorded_precision(config).value}
     new["model.activation"] = recorded_activation(config).value
     new["data.caption_per"] = recorded_caption_per(config).value
-    free = {*LENGTH, *WITH_BATCH * resume.allow_batch_change, *WITH_DATA * resume.allow_more_data}
-    free |= {"experiment", *(set(UNRECORDED) - {*old})}  # experiment only names the recipe whose keys are compared
+    free = {"experiment", *LENGTH, *(set(UNRECORDED) - {*old})}  # experiment names the recipe whose keys are compared
+    free |= {*MEMORY * (config.model.batch_norm is not BatchNorm.per_chunk)}
+    free |= {*WITH_BATCH * resume.allow_batch_change, *WITH_DATA * resume.allow_more_data}
     old = {**{key: value for key, value in ADDED.items() if key not in UNRECORDED}, **old}
     changed = [k for k in {*old, *new} - free if not k.startswith(NOT_MATHS) and old.get(k) != new.get(k)]
     changed.sort(key=lambda key: (not key.endswith("name"), key))  # another objective has other options, too
     if changed:
         shown = "\n".join(f"  {k}: {old.get(k)} there, {new.get(k)} now" for k in changed[:3])
         more = f" (and {len(changed) - 3} more)" if len(changed) > 3 else ""
-        allowing = ""
+        allowing = f"\nrun.name=NEW resume={folder} goes on from its newest checkpoint, with the same model"
         if {*changed} <= {*WITH_BATCH}:
             allowing = "\nresume.allow_batch_change=true goes on at the same number of samples"
         elif {*changed} <= {*WITH_DATA}:
