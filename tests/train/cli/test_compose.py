@@ -95,6 +95,12 @@ MISTAKES = {
 }
 
 
+@pytest.mark.parametrize("key", ["eval.suite", "eval.recall_k", "from_weights", "also", "data.columns"])
+def test_a_list_is_no_number_by_an_interpolation_either(key: str) -> None:
+    with raises(ConfigError, f"{key}=5"):
+        compose_config(["experiment=emoji", f"{key}='${{seed}}'", "seed=5"])
+
+
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_mistakes_have_one_clear_answer(mistake: str) -> None:
     with raises(ConfigError, MISTAKES[mistake]) as caught:
