@@ -9,6 +9,7 @@ was made.
 """
 
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -76,7 +77,7 @@ def read_log_weights(path: str, name: str = LOG_Q) -> LogWeights:
     from safetensors import SafetensorError, safe_open
 
     try:
-        file = safe_open(checked_path(path), "numpy")
+        file = safe_open(checked_path(os.path.expanduser(path)), "numpy")
         facts = parse_json((file.metadata() or {}).get(_FACTS, "{}"))
         arrays = {each: file.get_tensor(each) for each in file.keys()}  # noqa: SIM118  it is no mapping
     except FileNotFoundError as error:

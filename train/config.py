@@ -3,6 +3,7 @@
 Does not import torch, so that --help answers at once.
 """
 
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -63,6 +64,9 @@ class RunConfig:
     inputs: int | None = described(
         None, "task=sequence: how many ids the log has, or features a frame, which the run finds and writes"
     )
+
+    def __post_init__(self) -> None:
+        self.dir = os.path.expanduser(self.dir)  # no shell does for run.dir=~/runs; data expand ~ where they are read
 
 
 @dataclass
@@ -223,6 +227,9 @@ class ResumeConfig:
     allow_batch_change: bool = described(False, "resume with another global_batch_size at the same number of samples")
     allow_more_data: bool = described(False, "resume with files added after the old ones; samples keep ids and state")
 
+    def __post_init__(self) -> None:
+        self.mode = os.path.expanduser(self.mode)
+
 
 @dataclass
 class TrainConfig:
@@ -268,6 +275,9 @@ class TrainConfig:
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     tracking: TrackingConfig = field(default_factory=TrackingConfig)
     plan: PlanConfig = field(default_factory=PlanConfig)
+
+    def __post_init__(self) -> None:
+        self.init_from = self.init_from and os.path.expanduser(self.init_from)
 
     @property
     def planned(self) -> bool:

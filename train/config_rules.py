@@ -1,5 +1,6 @@
 """The rules of a training run's configuration: which values and combinations cannot work. Does not import torch."""
 
+import os
 from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
@@ -68,7 +69,8 @@ def _broken(config: TrainConfig, world_size: int) -> Iterator[str]:
 
 def _general_rules(config: TrainConfig, world_size: int) -> Iterator[str]:
     steps, size, model, profile = config.steps, config.global_batch_size, config.model, config.profile
-    if Path(config.run.name or "").is_absolute():
+    folder = Path(os.path.expanduser(config.run.name or "run"))
+    if folder.is_absolute() or ".." in folder.parts or not folder.parts:
         yield f"run.name={config.run.name}: names a folder in run.dir. Set run.dir=PARENT run.name=NAME"
     if scheme_of(config.run.dir):
         yield f"run.dir={config.run.dir}: runs are written to a file system. Set run.dir=FOLDER, and copy it afterwards"

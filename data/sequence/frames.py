@@ -24,9 +24,11 @@ SUFFIX = (".npy",)
 
 def frame_files(value: Any, key: str = "data.train") -> list[str]:
     """Return the paths of the .npy files that `value` names, in the syntax of data.train. key: the configuration key of
-    `value`, for messages. Sampling weights (path@2) have no effect. Raises ConfigError if there is no file, and for a
-    URL."""
-    files = [file for source in parse_sources(value, key, SUFFIX) for file in source.shards]
+    `value`, for messages. Raises ConfigError if there is no file, for a sampling weight (path@2), and for a URL."""
+    sources = parse_sources(value, key, SUFFIX)
+    files = [file for source in sources for file in source.shards]
+    if any(source.weight != 1 for source in sources):
+        raise ConfigError(f"{key}={value}: the sequences of frames have no weights. Leave @ out")
     if remote := next(filter(scheme_of, files), None):
         raise ConfigError(f"{key}={remote}: frames are read from files of this machine. Download them first")
     return files

@@ -17,6 +17,7 @@ from dyad.data.tables.image_table import CAPTION_FIELDS, LABEL_FIELDS, TEXT_FILE
 from dyad.data.tables.readers import COLUMNAR, OPENERS, Table, TableRows, is_coco, open_table
 
 ALWAYS = (".csv", *COLUMNAR)  # suffixes that are always tables; files of other suffixes may be read by offset
+ROWS = (".jsonl", ".json", ".tsv")  # suffixes of files of rows that are read by offset
 METADATA = tuple(f"metadata{suffix}" for suffix in (".csv", ".jsonl", ".parquet"))  # in a Hugging Face imagefolder
 JUDGED = ("queries.jsonl", "qrels", "collection.tsv")  # entries by which a BEIR or MS MARCO folder is recognised
 SPLIT = re.compile(r"(.+?)-\d{5}-of-\d{5}(-\w+)?\.\w+")  # shards of one split, as `datasets` names them
@@ -63,7 +64,10 @@ def _files_of(folder: str) -> list[str]:
         if found := [os.path.join(inner, name) for name in beside if name.endswith(COLUMNAR)]:
             return _one_split(folder, found)
     if not any(map(_is_image, names)):
-        if any(name.endswith((".jsonl", ".json", ".tsv")) for name in names):
+        rows = [os.path.join(folder, name) for name in names if name.endswith(ROWS)]
+        for suffix in ROWS:
+            _one_split(folder, [file for file in rows if file.endswith(suffix)])
+        if rows:
             return []
         if found := [os.path.join(folder, name) for name in names if name.endswith(".csv")]:
             return _one_split(folder, found)

@@ -147,7 +147,7 @@ def evaluate(command: EvalCommand, config: "TrainConfig", found: "FoundModel") -
         set_timeout(config.dist.timeout)
         about = facts(config, loaded.source, trained and trained.step)
         own = trained.run / "eval" if trained else Path("runs") / re.sub(r"[^\w.-]+", "_", f"eval-{loaded.source}")
-        folder = Path(command.out) if command.out else own_output(trained.run, "eval") if trained else own
+        folder = Path(command.out).expanduser() if command.out else own_output(trained.run, "eval") if trained else own
         results, written = [], []
         for evaluator in evaluators:
             report = evaluator.report(encode, config.eval.examples)

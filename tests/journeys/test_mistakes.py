@@ -38,6 +38,9 @@ MISTAKES = {
         ["model.name=ViT-B-16", "model=open_clip"],
     ),
     "path as a name": ([EMOJI, "run.name=/runs/a"], ["run.name=/runs/a", "run.dir=PARENT"]),
+    "name of no folder": ([EMOJI, "run.name=."], ["run.name=.", "run.dir=PARENT"]),
+    "name of the folder above": ([EMOJI, "run.name=a/../.."], ["run.name=a/../..", "run.dir=PARENT"]),
+    "path from the home folder as a name": ([EMOJI, 'run.name="~/a"'], ["run.name=~/a", "run.dir=PARENT"]),
     "URL as a folder": ([EMOJI, "run.dir=s3://bucket/runs"], ["run.dir=s3://bucket/runs", "run.dir=FOLDER"]),
     "images of the other task": (
         ["experiment=topics", "data.negatives.pictures=1"],

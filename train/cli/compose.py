@@ -214,10 +214,21 @@ def typed(config: Any, overrides: Sequence[str] = ()) -> TrainConfig:
     refuse_resolvers(OmegaConf.to_container(config))
     with _explain_errors(overrides):
         fill_defaults(config)
+        _check_lists(config)
         result = OmegaConf.to_object(config)
     assert isinstance(result, TrainConfig)
     check_limits(result)
     return result
+
+
+def _check_lists(config: DictConfig) -> None:
+    """Raise ConfigError for a list or a mapping that ${…} sets to a value of another type, which OmegaConf accepts."""
+    for key, default, _ in keys():
+        if isinstance(default, list | dict):
+            value = OmegaConf.select(config, key, default=default)
+            if isinstance(value, str | int | float):  # also true and false
+                wanted = "a list, written like [a,b]" if isinstance(default, list) else "a mapping, written like {a: 1}"
+                raise ConfigError(f"{key}={value}: must be {wanted}")
 
 
 @contextmanager

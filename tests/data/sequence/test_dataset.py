@@ -12,7 +12,7 @@ import torch
 from helpers.messages import raises
 from test_log import ROWS, write
 
-from dyad.data.base.errors import DataError
+from dyad.data.base.errors import ConfigError, DataError
 from dyad.data.config import SequenceConfig
 from dyad.data.loading.drawn_items import DENSITIES, DrawnItems
 from dyad.data.loading.loader import build_loader
@@ -111,6 +111,12 @@ def test_frames_are_read_by_number(tmp_path: Path) -> None:
     np.save(tmp_path / "1.npy", arrays[1])
     with raises(DataError, "1.npy", "not finite"):
         Frames(frame_files(str(tmp_path))).read(np.arange(6))
+
+
+def test_frames_have_no_weights(tmp_path: Path) -> None:
+    np.save(tmp_path / "a.npy", np.zeros((2, 3)))
+    with raises(ConfigError, f"data.train={tmp_path}@2", "weights"):
+        frame_files(f"{tmp_path}@2")
 
 
 @pytest.mark.parametrize(

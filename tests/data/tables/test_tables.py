@@ -259,6 +259,14 @@ def test_files_that_are_named_after_splits_are_not_mixed(suffix: str, tmp_path: 
     assert texts(tmp_path / f"train{suffix}") == ROWS
 
 
+@pytest.mark.parametrize("suffix", [".jsonl", ".json", ".tsv"])
+def test_files_of_rows_that_are_named_after_splits_are_not_mixed(suffix: str, tmp_path: Path) -> None:
+    for name in ("train", "test"):
+        (tmp_path / f"{name}{suffix}").write_text("")
+    with raises(ConfigError, tmp_path, f"{tmp_path}/test{suffix}", f"{tmp_path}/train{suffix}"):
+        folders.tables_of(str(tmp_path), [])
+
+
 def test_folders_of_splits_on_the_hub_are_not_mixed(monkeypatch: pytest.MonkeyPatch) -> None:
     url = "hf://datasets/a/b"
     there = [f"{url}/train/0000.parquet", f"{url}/train/0001.parquet", f"{url}/validation/0000.parquet"]

@@ -57,7 +57,8 @@ def test_nothing_is_written_through_a_link_of_a_run_of_somebody_else(run: Path, 
     with raises(ConfigError, theirs / "eval", "out="):
         evaluate(monkeypatch, f"checkpoint={theirs}", suite)
     assert not list(elsewhere.iterdir())
-    evaluate(monkeypatch, f"checkpoint={theirs}", suite, f"out={elsewhere}")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    evaluate(monkeypatch, f"checkpoint={theirs}", suite, "out=~/elsewhere")
     assert (elsewhere / "groups.json").exists()
 
 

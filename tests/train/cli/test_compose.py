@@ -20,6 +20,7 @@ from dyad.train.cli.compose import CONFIG_DIR, compose_config, groups, keys
 from dyad.train.cli.usage import COMMON, help_text
 from dyad.train.config import TrainConfig
 from dyad.train.config_rules import validate
+from dyad.train.run_folder.folder import run_folder
 
 ROOT = Path(__file__).parents[3]
 CHOICES = [f"{group}={choice}" for group, choices in groups().items() for choice in choices]
@@ -92,6 +93,12 @@ MISTAKES = {
     "objective=null": "clip",
     "experiment=null": "topics",
 }
+
+
+@pytest.mark.parametrize("key", ["eval.suite", "eval.recall_k", "from_weights", "also", "data.columns"])
+def test_a_list_is_no_number_by_an_interpolation_either(key: str) -> None:
+    with raises(ConfigError, f"{key}=5"):
+        compose_config(["experiment=emoji", f"{key}='${{seed}}'", "seed=5"])
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
@@ -218,6 +225,15 @@ def test_threads_that_wait_leave_the_cores_soon_unless_it_is_typed(typed: dict[s
 def test_ids_and_frames_are_of_sequences_alone(task: str) -> None:
     with raises(ConfigError, "data.items=ids", "task=sequence"):
         validate(compose_config([f"task={task}", "data.items=ids", "data.train=x.jsonl", "steps=1"]), 1)
+
+
+def test_a_quoted_tilde_is_the_home_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No shell expands it; the answer to one without quotes asks for them."""
+    monkeypatch.setenv("HOME", "/home/me")
+    words = ["experiment=emoji", 'run.dir="~/runs"', "run.name=a", 'resume="~/old@best"', 'init_from="~/b"']
+    config = compose_config(words)
+    assert run_folder(config) == Path("/home/me/runs/a")
+    assert (config.resume.mode, config.init_from) == ("/home/me/old@best", "/home/me/b")
 
 
 def test_the_sweep_for_wandb_is_of_runs_that_compose() -> None:

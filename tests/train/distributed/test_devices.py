@@ -89,6 +89,7 @@ FETCHED = {
     "a package": (ModelConfig("ViT-B-32", text=MINILM), False),
     "a published encoder": (ModelConfig("org/model", text=TextTowerConfig(TextTower.transformers)), True),
     "a published model": (ModelConfig("hf-hub:org/model"), True),
+    "a published text tower": (ModelConfig("ViT-B-32", text=TextTowerConfig(name="hf-hub:org/model")), True),
 }
 
 

@@ -61,7 +61,7 @@ class SampleTable:
     """
 
     def __init__(self, path: str) -> None:
-        self._path = Path(path)
+        self._path = Path(path).expanduser()
         try:
             values = map_array(self._path)
         except (OSError, ValueError) as error:

@@ -174,7 +174,8 @@ def _settings(name: str, file: str) -> dict[str, Any]:
 def may_download(config: ModelConfig) -> bool:
     """Whether building the towers of `config` may download files: it names published weights or a published model."""
     named = [config.pretrained, config.image.pretrained, config.text.pretrained]
-    named += [name for name in (config.name, config.image.name) if name and name.startswith("hf-hub:")]
+    names = config.name, config.image.name, config.text.name
+    named += [name for name in names if name and name.startswith("hf-hub:")]
     if config.text.kind is TextTower.transformers:
         named.append(config.text.name or config.name)
     if config.image.kind is ImageTower.transformers:

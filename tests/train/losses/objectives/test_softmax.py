@@ -266,6 +266,14 @@ def test_importance_from_a_file_is_that_of_the_samples(tmp_path: Path) -> None:
     assert objective(x, y, importance=torch.zeros(9), sample_ids_b=ids).loss != given  # the caller's own come first
 
 
+def test_a_file_of_numbers_may_lie_in_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    np.save(tmp_path / "q.npy", np.zeros(2))
+    write_log_weights(LogWeights(str(tmp_path / "q.safetensors"), LOG_Q, np.arange(2), np.zeros(2)))
+    for name in ("q.npy", "q.safetensors"):
+        build("one_sided_dpm", importance="log_q", importance_file=f"~/{name}")
+
+
 def test_constant_weights_shift_the_value_alone() -> None:
     x, y = embeddings()
     plain = build("one_sided_dpm", temperature=0.3)(x, y).loss
