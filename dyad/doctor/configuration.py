@@ -260,13 +260,13 @@ def model(config: TrainConfig) -> Iterator[Finding]:
         if config.task is Task.image_text:
             context = BuildContext(config.model, load_pretrained=False)
             towers: list[nn.Module] = [build_image_tower(context)[0], build_text_tower(context)[0]]
+            set_batch_norms(nn.ModuleList(towers).train(), config.model.batch_norm)  # build_model does it for others
         else:
             some = [config.data.rare] if config.data.rare else ["", ""]  # the data are not read for all classes
             inputs = inputs_of(config.data) if config.task is Task.sequence else None
             own = replace(config.run, classes=some if config.task is Task.labelled else None, inputs=inputs)
             towers = [build_model(replace(config, run=own), load_pretrained=False).towers]
     modules = nn.ModuleList(towers).train()
-    set_batch_norms(modules, config.model.batch_norm)
     yield ok("model", f"builds with {sum(p.numel() for p in modules.parameters()) / 1e6:.1f} M weights")
     yield from (ok("model", line) for line in describe_choices(config))
     if line := batch_norms(config, modules, int(os.environ.get("WORLD_SIZE", "1"))):
