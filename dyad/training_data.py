@@ -67,7 +67,26 @@ class TrainingData:
 def build_data(config: TrainConfig, model: TwoTowerModel) -> TrainingData:
     """Open the training data of a configuration for a model, whose tokenizer and image size prepare the samples. Raises
     ConfigError for data that do not fit the configuration, DataError for damaged data."""
+    check_texts(config, model)
     return DATA[config.task][config.data.items](config, model)
+
+
+def check_texts(config: TrainConfig, model: Any) -> None:
+    """Raise ConfigError if the model cannot take texts of the lengths that the configuration names, or if both views of
+    a text would be equal. Else a run would find it in its first batch, after the run folder has been made."""
+    passage = config.data.passage
+    if config.has_images or not config.has_texts:  # captions and prompts have the length of the tower
+        return
+    if config.task is Task.language_model:
+        model.tokenize.check(passage.length)
+        return
+    if config.task is Task.question_passage:
+        model.tokenize([""], config.data.question.length)
+    model.tokenize([""], passage.length, [""] if passage.title is Title.pair else None)
+    has_dropout = any(isinstance(m, nn.Dropout) and m.p > 0 and m.training for m in model.towers.modules())
+    if config.task is Task.views and not has_dropout:
+        problem = "data.items=texts: no dropout of the text tower is on, and both views of a text would be equal"
+        raise ConfigError(f"{problem}. Take an encoder that has dropout, and model.text.frozen=false")
 
 
 def with_auxiliary_data(data: TrainingData, auxiliary: dict[str, TrainingData]) -> TrainingData:
@@ -124,11 +143,6 @@ def _image_views(config: TrainConfig, model: Any) -> TrainingData:
 
 
 def _text_views(config: TrainConfig, model: TwoTowerModel) -> TrainingData:
-    passage = config.data.passage
-    model.tokenize([""], passage.length, [""] if passage.title is Title.pair else None)
-    if not any(isinstance(m, nn.Dropout) and m.p > 0 and m.training for m in model.towers.modules()):
-        problem = "data.items=texts: no dropout of the text tower is on, and both views of a text would be equal"
-        raise ConfigError(f"{problem}. Take an encoder that has dropout, and model.text.frozen=false")
     rows = open_texts(config.data.train, config.data)
     return _of_shards(config, rows.shards, SingleTexts(rows, model.tokenize, config.data, config.seed))
 
@@ -147,16 +161,11 @@ def _stream(config: TrainConfig, maker: PairMaker) -> TrainingData:
 
 
 def _question_passage(config: TrainConfig, model: TwoTowerModel) -> TrainingData:
-    passage = config.data.passage
-    # check the lengths now: otherwise the first batch would fail, after the run folder has been made
-    model.tokenize([""], config.data.question.length)
-    model.tokenize([""], passage.length, [""] if passage.title is Title.pair else None)
     questions, data = _of_questions(config, model, QuestionPassage)
-    return _with_drawn_items(config, data, lambda: passage_catalogue(questions, model.tokenize, passage))
+    return _with_drawn_items(config, data, lambda: passage_catalogue(questions, model.tokenize, config.data.passage))
 
 
 def _language_model(config: TrainConfig, model: TwoTowerModel) -> TrainingData:
-    model.tokenize.check(config.data.passage.length)
     return _of_questions(config, model, PromptAnswers)[1]
 
 

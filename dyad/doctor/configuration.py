@@ -43,7 +43,7 @@ from dyad.data.tables.folders import tables_of
 from dyad.doctor.machine import size
 from dyad.run.checks import check_sweep, training_files
 from dyad.run.components import batch_norms
-from dyad.train.config import ImageTower, Task, TextTower, TrainConfig, Wandb
+from dyad.train.config import LISTED, ImageTower, Task, TextTower, TrainConfig, Wandb
 from dyad.train.run_folder.folder import folder_of, is_finished, run_folder, steps
 from dyad.train.towers.batch_norm import set_batch_norms
 from dyad.train.towers.build import build_model
@@ -53,6 +53,7 @@ from dyad.train.towers.libraries.published import file_of, location_of, split_re
 from dyad.train.towers.libraries.sentence_transformers import describe_choices
 from dyad.train.towers.text.text_tower import build_text_tower
 from dyad.train.tracking.wandb_mode import wandb_mode
+from dyad.training_data import check_texts
 
 SCANNED = 256 << 20  # bytes: a shard without an index that is larger is not read
 TOKENIZERS = ("tokenizer.json", "vocab.txt", "vocab.json", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model")
@@ -96,7 +97,7 @@ def data(config: TrainConfig) -> Iterator[Finding]:
         yield from _sequences(config)
         return
     shards = training_files(config)
-    if config.task is Task.question_passage:
+    if config.task in LISTED:
         shards = [queries_of(file) if "qrels" in file and file.endswith(".tsv") else file for file in shards]
     for source in written_sources(config.data.train, "data.train"):
         if source != WrittenSource(source.path):
@@ -184,7 +185,7 @@ def _check_rows(rows: Iterable[tuple[dict[str, Any], str]], path: str, config: T
     rows: the fields of each row, and its file and line. path: the file, for the warning.
     """
     found, negatives = [_check_row(*row, config) for row in rows], config.data.negatives
-    is_drawn = config.task is Task.question_passage and negatives.per_row and NegativeList.mined not in negatives.lists
+    is_drawn = config.task in LISTED and negatives.per_row and NegativeList.mined not in negatives.lists
     if is_drawn and found and not any(found):
         fix = "or leave them out: data.negatives.per_row=0"
         key = f"data.negatives.per_row={negatives.per_row}"
@@ -199,7 +200,7 @@ def _check_row(fields: dict[str, Any], where: str, config: TrainConfig) -> bool:
     For other tasks, a row must have a text. fields: the row. where: its file and line, which begin the error message.
     """
     try:
-        if config.task is not Task.question_passage:
+        if config.task not in LISTED:
             text_of(fields)
         elif QUERIES in where:
             query_of(fields)
@@ -261,13 +262,15 @@ def model(config: TrainConfig) -> Iterator[Finding]:
         if config.task is Task.image_text:
             context = BuildContext(config.model, load_pretrained=False)
             towers: list[nn.Module] = [build_image_tower(context)[0], build_text_tower(context)[0]]
+            set_batch_norms(nn.ModuleList(towers).train(), config.model.batch_norm)  # build_model does it for others
         else:
             some = [config.data.rare] if config.data.rare else ["", ""]  # the data are not read for all classes
             inputs = inputs_of(config.data) if config.task is Task.sequence else None
             own = replace(config.run, classes=some if config.task is Task.labelled else None, inputs=inputs)
-            towers = [build_model(replace(config, run=own), load_pretrained=False).towers]
+            built = build_model(replace(config, run=own), load_pretrained=False)
+            check_texts(config, built)
+            towers = [built.towers]
     modules = nn.ModuleList(towers).train()
-    set_batch_norms(modules, config.model.batch_norm)
     yield ok("model", f"builds with {sum(p.numel() for p in modules.parameters()) / 1e6:.1f} M weights")
     yield from (ok("model", line) for line in describe_choices(config))
     if line := batch_norms(config, modules, int(os.environ.get("WORLD_SIZE", "1"))):

@@ -89,9 +89,8 @@ def _entries(config: TrainConfig) -> Iterator[SuiteEntry]:
 
     Raises ConfigError for an entry of an unknown kind, or of a kind that belongs to another task.
     """
-    own = config.has_images or config.task in VAL
-    # any other model of texts is evaluated as one of questions and passages
-    task = config.task if own else Task.question_passage
+    of_text_views = config.task is Task.views and not config.has_images
+    task = Task.question_passage if of_text_views else config.task
     val = config.data.val
     if val is not None:
         kind = VAL.get(task) or ("beir" if names_beir(val) else "dpr")

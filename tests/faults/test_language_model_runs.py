@@ -81,6 +81,13 @@ def test_the_same_losses_on_any_number_of_processes(
     run_in_ways(jobs, given, ways)
 
 
+def test_half_precision_of_sharded_chunks_has_the_gradient_of_one_process(data: Path, jobs: Jobs) -> None:
+    given = keys(data, **{**DPM, "steps": 2, "precision": "bf16"})
+    runs = run_in_ways(jobs, given, [(1, "null", "ddp"), (2, 3, "fsdp2")], tolerance=1e-2)
+    one, sharded = ([r["train/grad_norm"] for r in records(run) if "train/grad_norm" in r] for run in runs)
+    assert sharded == pytest.approx(one, rel=1e-2)
+
+
 def test_a_killed_run_goes_on_to_the_same_bits(data: Path, jobs: Jobs) -> None:
     given = keys(data, **{**DPM, "steps": 8, "checkpoint.every": 2, "data.workers": 1})
     killed, whole = jobs.run_killed(given, after=5), jobs.run(1, {**given, "run.name": "whole"})

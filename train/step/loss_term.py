@@ -112,8 +112,8 @@ class LossTerm:
         self.statistics = RunningStatistics(nn.ModuleList([towers, *self.target.towers]))
         self.chunks = chunk_count(config.global_batch_size, world.size, config.chunk_size)
         # sharded towers run equally often on all ranks, whose memory may differ
-        unsharded = shard_size(config.dist, world.size) == 1
-        self._keep_graphs = (config.keep_graphs if unsharded else 1) if self.chunks > 1 else 1
+        self._unsharded = shard_size(config.dist, world.size) == 1
+        self._keep_graphs = (config.keep_graphs if self._unsharded else 1) if self.chunks > 1 else 1
 
     def begin(self, batch: Batch, step: int) -> Batch:
         """Prepare optimiser step `step` (from 0). Return `batch` on the device, with its noise (such as blur) added.
@@ -222,11 +222,13 @@ class LossTerm:
         Dummy rows are left out. key: further numbers from which the noise is seeded.
         """
         device, embeddings = self.world.device, []
+        # with casts that autocast has cached, gradients of sharded weights were incomplete in several chunks on CPUs
+        casts = {"dtype": self._dtype, "enabled": self._dtype is not None, "cache_enabled": self._unsharded}
         for side, (tower, rows, arguments) in enumerate(zip(towers, chunk.inputs, chunk.arguments, strict=True)):
             with (
                 seeded_rng(device, self.config.seed, step, self.world.rank, side, chunk.index, *key, *self._key),
                 tf32_products(device),
-                torch.autocast(device.type, dtype=self._dtype, enabled=self._dtype is not None),
+                torch.autocast(device.type, **casts),
             ):
                 embeddings.append(tower(rows, **arguments))
         return [e[:size] for e, size in zip(to_score_dtype(embeddings, device), chunk.sizes, strict=True)]

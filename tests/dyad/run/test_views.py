@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from helpers import tiny_bert
 from helpers.messages import raises
+from helpers.rows import write_beir
 
 from dyad.data.base.errors import ConfigError
 from dyad.data.batch import with_auxiliary
@@ -16,7 +17,7 @@ from dyad.data.loading.loader import build_loader
 from dyad.run.components import Components, build_components
 from dyad.train.cli.compose import compose_config
 from dyad.train.cli.unread_keys import refuse_unread
-from dyad.train.config import TrainConfig
+from dyad.train.config import Task, TrainConfig
 from dyad.train.config_rules import validate
 from dyad.train.distributed.world import World
 from dyad.train.losses import OBJECTIVES
@@ -99,3 +100,16 @@ def test_a_probe_prepares_texts_as_the_training(tmp_path: Path) -> None:
     config.eval.suite = [f"probe:{tmp_path / 'probe.json'}"]
     (probe,) = build_components(config, World()).evaluators
     assert any(argument is config.data.passage for argument in probe.data.items.tokenize.args)  # type: ignore[attr-defined]
+
+
+def test_views_of_texts_are_evaluated_by_questions_and_passages(tmp_path: Path) -> None:
+    config, folder = of_texts(tmp_path), write_beir(tmp_path / "beir", split="test")
+    config.data.val, config.eval.suite = str(folder), [f"beir:{folder}"]
+    assert [evaluator.name for evaluator in build_components(config, World()).evaluators] == ["val", "eval/beir"]
+
+
+def test_a_length_of_texts_with_a_class_is_refused_before_a_folder_is_made(tmp_path: Path) -> None:
+    config = of_texts(tmp_path)
+    config.task, config.run.classes, config.data.passage.length = Task.labelled, ["0", "1"], 600
+    with raises(ConfigError, "600", "data.passage.length"):
+        build_components(config, World())
