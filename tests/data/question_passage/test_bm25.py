@@ -48,6 +48,27 @@ def plain(texts: list[str], query: str, k1: float = 0.9, b: float = 0.4) -> list
     return scores
 
 
+LANGUAGES = {  # a question, its passage, and another passage
+    "Chinese": ("北京有多少人口", "北京市的人口超过两千万", "上海的港口很大"),
+    "Japanese": ("東京タワーの高さ", "東京タワーは高さ333メートルです", "京都のお寺は古い"),
+    "Korean": ("한국의 수도", "서울은 한국에서 가장 큰 도시이다", "고양이는 잠을 잔다"),
+    "Thai": ("เมืองหลวงของไทย", "กรุงเทพเป็นเมืองหลวง", "แมวนอน"),
+    "Hindi": ("भारत की राजधानी", "नई दिल्ली भारत में है", "बिल्ली सोती है"),
+}
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_words_are_found_in_languages_without_spaces_and_with_vowel_signs(language: str) -> None:
+    query, right, wrong = LANGUAGES[language]
+    ((scores, positions),) = build_bm25([wrong, right]).search([query], 2)
+    assert positions.tolist()[:1] == [1] and scores[0] > 0
+
+
+def test_a_text_of_two_scripts_has_the_words_of_both() -> None:
+    ((_, positions),) = build_bm25(["AI模型 2024", "nothing"]).search(["the AI"], 2)
+    assert positions.tolist() == [0]
+
+
 def assert_equals_formula(bm25: BM25, texts: list[str], queries: list[str], k: int, **parameters: float) -> None:
     for query, (scores, positions) in zip(queries, bm25.search(queries, k), strict=True):
         expected = np.array(plain(texts, query, **parameters), np.float32)
