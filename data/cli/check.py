@@ -2,6 +2,7 @@
 refuse.
 
 For shards of images, the SHA-256 of every file is compared with the one in its index, and every image is decoded.
+Captions are read under one name, that of the printed command: a sample without it is bad.
 For questions and passages, every row is read as training reads it.
 """
 
@@ -25,7 +26,7 @@ from dyad.data.base.parallel import parallel_map
 from dyad.data.base.progress import print_line, tracked
 from dyad.data.base.relevance import if_given
 from dyad.data.cli import inputs
-from dyad.data.cli.contents import caption_name, captions_of, contents, train_command
+from dyad.data.cli.contents import as_trained, caption_name, captions_of, contents, train_command
 from dyad.data.cli.index import index_sources, report_problems
 from dyad.data.cli.inputs import InputKind, Located, UnreadFields
 from dyad.data.cli.options import CheckOptions, ImageTask, table_keys
@@ -163,12 +164,13 @@ def check_shards(values: Sequence[str], options: CheckOptions) -> int:
     there are.
 
     Each shard is indexed first. If its index lists problems (damaged places in the file), they are printed and the
-    samples of this shard are not read. Raises DataError at the end when anything is damaged, or when there is no
-    sample.
+    samples of this shard are not read. Captions are read as `as_trained` says. Raises DataError at the end when
+    anything is damaged, or when there is no sample.
     """
     inputs.refuse_unknown(values, options, "SOURCE")
     indexes = index_sources(inputs.shards_of(values, options, "SOURCE"), options.workers)
     sound = [index for index in indexes if not index.problems]
+    options = as_trained(Shards([ShardSource(tuple(index.path for index in sound))], sound), options)
     starts = ((index, start) for index in sound for start in range(0, index.samples, BLOCK))
     tasks = [(index, range(index.samples)[start : start + BLOCK], options) for index, start in starts]
     found = ImageFindings()
@@ -188,9 +190,7 @@ def check_shards(values: Sequence[str], options: CheckOptions) -> int:
     if found.labels:
         print_line(f"classes     {len(found.labels):,}: {_counts(found.labels):.200}")
     if found.several:
-        print(
-            f"paragraphs  {found.several:,} images have a caption of several lines; each is one with caption_per=line"
-        )
+        print(f"paragraphs  {found.several:,} images have a caption of several lines; each is one by caption_per=line")
     if found.missing:
         print(f"warning: {found.missing:,} captions are {' or '.join(MISSING)}, as programs write a missing one")
     for line in _unread(values, options, indexes):
@@ -230,8 +230,7 @@ def examine(task: tuple[ShardIndex, range, CheckOptions]) -> ImageFindings:
             sample.relevance(options.relevance)
             found.captions.append(len(captions))
             found.missing += sum(text.strip().lower() in MISSING for text in captions)
-            if captions and caption_name(sample, options) == "txt":
-                found.several += any("\n" in text for text in captions)
+            found.several += any("\n" in text for text in captions) and caption_name(sample, options) == "txt"
             if options.task is ImageTask.labelled:
                 found.labels[sample.label(options.label)] += 1
             for text in captions:

@@ -1,14 +1,16 @@
 """Read the contents of the rows of a source by content key: images and captions, or questions and right passages."""
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 from dyad.data.base.errors import BadRow, ConfigError, DataError, SampleError
 from dyad.data.cli import outputs
 from dyad.data.cli.inputs import InputKind, is_beir, kind_of, open_input, refuse_unknown, shards_of
-from dyad.data.cli.options import ImageTask, ReadOptions
+from dyad.data.cli.options import CheckOptions, ImageTask, ReadOptions
 from dyad.data.shards.content_keys import content_key
-from dyad.data.shards.shards import open_shards
+from dyad.data.shards.shards import Shards, open_shards
 
 # Kind of data → option of `python -m data` → configuration key of a run with the same meaning
 KEYS = {
@@ -16,6 +18,7 @@ KEYS = {
     InputKind.questions: {"relevance": "data.relevance"}
     | {name: f"data.passage.{name}" for name in ("corpus", "pos_pool", "neg_pool")},
 }
+LOOKED = 100  # samples among which a sound one is looked for
 Held = dict[str, dict[int, str]]  # kind ("question", "caption", …) → content key → its text; "" if it was not read
 
 
@@ -69,6 +72,20 @@ def caption_name(sample: Any, options: ReadOptions) -> str:
         has = ", ".join(sorted(there))
         raise SampleError(f"{sample.where} has no caption: captions={options.captions}, it has {has:.200}.")
     return name
+
+
+def as_trained(shards: Shards, options: CheckOptions) -> CheckOptions:
+    """Return the options with only one entry of options.captions: the one with which the first sound sample of `shards`
+    is read, because training reads the captions of all samples under one name. The options are unchanged if none of the
+    first LOOKED samples is sound, and if options.task uses no captions."""
+    from dyad.data.image_text.sample import ShardSample
+
+    looked = LOOKED if options.task is ImageTask.image_text else 0
+    for i in range(min(len(shards), looked)):
+        with suppress(DataError):  # bad samples are counted later
+            captions_of(sample := ShardSample.read(shards, i), options)
+            return replace(options, captions=caption_name(sample, options))
+    return options
 
 
 def train_command(

@@ -65,10 +65,10 @@ def parse_sources(
 
     value: paths, folders, globs, brace lists or URLs, joined by '::' or given as a list; each may end in a weight such
     as '@2'. Each of these parts becomes one source, in the same order. The shards of a folder or glob are sorted by
-    name. key: the configuration key, for messages. tables: returns the shards that the table at a path is read from;
-    nothing for a path that is no table. Raises ConfigError when a part matches nothing, does not end in one of
-    `suffixes` and is no table, has an unknown URL scheme, a weight that is not a positive number, or a question or
-    passage prefix, and when a shard appears twice.
+    name; if one of them is a .tar, only .tar and .jsonl files are taken. key: the configuration key, for messages.
+    tables: returns the shards that the table at a path is read from; nothing for a path that is no table. Raises
+    ConfigError when a part matches nothing, does not end in one of `suffixes` and is no table, has an unknown URL
+    scheme, a weight that is not a positive number, or a question or passage prefix, and when a shard appears twice.
     """
     written = written_sources(value, key)
     refuse_prefixes(written, key)
@@ -162,8 +162,7 @@ def _local(path: str, key: str, suffixes: tuple[str, ...], tables: Tables) -> Se
     if os.path.isfile(path):
         return tables(path) or [_shard(path, key, suffixes)]
     files = sorted(filter(os.path.isfile, glob.glob(path, recursive=True)))
-    # tables only where there are no shards: img2dataset leaves one beside each shard
-    shards = [file for file in files if file.endswith(suffixes)] or files
+    shards = _with_samples(files, suffixes) or files  # tables only where there are no shards
     found = [shard for file in shards for shard in tables(file) or [file] * file.endswith(suffixes)]
     if not found:
         raise ConfigError(f"{key}={path} matches nothing{_missing_part(path)}")
@@ -187,13 +186,21 @@ def _remote(url: str, key: str, suffixes: tuple[str, ...], tables: Tables) -> Se
 
 
 def _of_folder(files: list[str], path: str, key: str, suffixes: tuple[str, ...]) -> list[str]:
-    shards = [file for file in files if file.endswith(suffixes) and not shard_name(file).startswith(".")]
-    if not shards:
+    if not (shards := _with_samples(files, suffixes)):
         packed = next((f" {_how_to_unpack(file)}" for file in files if file.endswith(PACKED)), "")
         unread = unread_images(Counter(os.path.splitext(file)[1].lower().removeprefix(".") for file in files))
         hint = f" Not read: {unread}" if unread else packed
         raise ConfigError(f"{key}={path} matches nothing: there is no {_either(suffixes)} file.{hint}")
     return shards
+
+
+def _with_samples(files: list[str], suffixes: tuple[str, ...]) -> list[str]:
+    """Return the files of a folder or glob that have samples: those that are not hidden and end in one of `suffixes`.
+    If one of them is a .tar, they must end in one of SHARDS, because img2dataset writes a table and a .json file of
+    statistics beside each shard."""
+    shown = [file for file in files if not shard_name(file).startswith(".")]
+    beside_tar = any(file.endswith(".tar") for file in shown)
+    return [file for file in shown if file.endswith(SHARDS if beside_tar else suffixes)]
 
 
 def _shard(path: str, key: str, suffixes: tuple[str, ...]) -> str:

@@ -189,6 +189,24 @@ def test_check_of_captions_and_keys(
     assert "has no image: data.image_key=png, its members are jpg, txt" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    ("kinds", "name", "refused"),
+    [("txt json txt", "txt", 1), ("json txt both", "caption", 1), ("bad txt json", "txt", 0), ("both json", "txt", 1)],
+)
+def test_captions_are_read_where_the_command_reads_them(
+    kinds: str, name: str, refused: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the first sound sample has them. A sample without them is bad in training, and here too."""
+    txt, json = ("txt", b"a"), ("json", b'{"caption": "b"}')
+    texts = {"txt": [txt], "json": [json], "both": [txt, json], "bad": [("json", b'{"caption": 3}')]}
+    samples = [[("png", image(n)), *texts[kind]] for n, kind in enumerate(kinds.split())]
+    tar = write_tar(tmp_path / "a.tar", [(f"{n}.{s}", data) for n, sample in enumerate(samples) for s, data in sample])
+    done = ended(monkeypatch, "check", tar)
+    assert done.returncode == 3 and f"sample '{refused}' has no caption: captions={name}, it has" in done.stdout
+    done = ended(monkeypatch, "check", tar, "captions=caption")
+    assert (done.returncode == 0) == ("'data.captions=[caption]'" in done.stdout) == (kinds == "both json")
+
+
 def test_findings_of_parts_add_up_to_those_of_the_whole(tmp_path: Path) -> None:
     index = index_shard(str(write_pairs(tmp_path / "a.tar", 30)))
     parts = ImageFindings()

@@ -8,12 +8,15 @@ import shlex
 from collections.abc import Callable
 from pathlib import Path
 
+import pyarrow
 import pytest
 from helpers.data_cli import ended, here
 from helpers.messages import check, raises
 from helpers.shards import BLOCK, Member, headers_of, image, opened, overwrite, pairs, write_tar
+from pyarrow.parquet import write_table
 
 from dyad.data.base.errors import ConfigError, DataError
+from dyad.data.shards.rows import SUFFIXES
 from dyad.data.shards.shards import Shards
 from dyad.data.shards.sources import parse_sources
 
@@ -93,6 +96,25 @@ def test_tars_of_images_alone_keep_all_samples(tmp_path: Path, monkeypatch: pyte
     tar = write_tar(tmp_path / "a.tar", [member for member in GOOD if member[0].endswith("png")])
     here(monkeypatch, "pack", tar, f"out={tmp_path / 'out'}")
     assert len(opened(tmp_path / "out" / "000000.tar")) == 12
+
+
+@pytest.mark.parametrize("source", ["{}", "{}/*"])
+def test_a_folder_of_img2dataset_is_its_tars(source: str, tmp_path: Path, monkeypatch, capsys) -> None:
+    """A table and statistics lie beside each shard. All verbs and training take the same files of the folder."""
+    (folder := tmp_path / "raw").mkdir()
+    for shard in range(2):
+        members = [*pairs(4, shard * 4), *((f"{n:06d}.json", b"{}") for n in range(shard * 4, shard * 4 + 4))]
+        write_tar(folder / f"{shard:05d}.tar", sorted(members))
+        write_table(pyarrow.table({"url": ["u"] * 4, "caption": ["c"] * 4}), folder / f"{shard:05d}.parquet")
+        (folder / f"{shard:05d}_stats.json").write_text('{\n    "count": 4,\n    "status_dict": {}\n}')
+    named = source.format(folder)
+    tars = tuple(str(folder / f"{shard:05d}.tar") for shard in range(2))
+    assert parse_sources(named)[0].shards == parse_sources(named, suffixes=SUFFIXES)[0].shards == tars
+    for verb in (["check"], ["index"], ["pack", f"out={tmp_path}/a", "val=0.5"], ["split", f"out={tmp_path}/b"]):
+        here(monkeypatch, verb[0], named, *verb[1:])
+    assert "8 samples in 1 shards" in capsys.readouterr().out
+    for out in "ab":
+        assert sum(len(opened(tmp_path / out / side / "000000.tar")) for side in ("train", "val")) == 8
 
 
 def test_more_broken_shards_are_named_by_their_folder(tmp_path: Path) -> None:
