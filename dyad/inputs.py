@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
+import torch
 from PIL.Image import Image
 from torch import Tensor
 
@@ -67,9 +68,8 @@ def images_of(given: Any) -> list[Any]:
 
 def listed(given: Any, what: str) -> list[Any]:
     """Return the elements of a sequence, or the rows of an array or tensor, as a list. what: the name of the elements
-    in error messages. Raises ConfigError for a str or bytes, for any type that is no sequence, array or tensor, and for
-    an empty sequence."""
-    if not isinstance(given, Sequence | np.ndarray | Tensor) or isinstance(given, str | bytes):
+    in error messages. Raises ConfigError for a str, for another type, and for an empty sequence."""
+    if not isinstance(given, Sequence | np.ndarray | Tensor) or isinstance(given, str | bytes | bytearray):
         raise ConfigError(f"{what} must be one or a list of them, not {_type(given)}")
     if not getattr(given, "ndim", 1) or not len(given):
         raise ConfigError(f"nothing to embed: the list of {what} is empty")
@@ -108,7 +108,9 @@ def embeddings_of(given: Any, name: str) -> np.ndarray:
     """Return embeddings as an array (n, D) of float32, or of float64 if `given` needs it; a single embedding (D,)
     becomes (1, D). name: the name of the argument in error messages. Raises ConfigError unless `given` is a numeric
     array or tensor of 1 or 2 dimensions."""
-    rows = given.numpy(force=True) if isinstance(given, Tensor) else given
+    if isinstance(given, Tensor):  # numpy has no bfloat16
+        given = (given.float() if given.dtype == torch.bfloat16 else given).numpy(force=True)
+    rows = given
     if not isinstance(rows, np.ndarray) or rows.ndim not in (1, 2) or rows.dtype.kind not in "fiu":
         raise ConfigError(f"{name} must be embeddings, an array (n, D) of numbers, not {_type(given)}")
     # products of float16 overflow, those of int8 wrap around
@@ -118,11 +120,12 @@ def embeddings_of(given: Any, name: str) -> np.ndarray:
 def image_files(folder: Path) -> list[Path]:
     """Return the paths of the image files (suffixes SUFFIXES) in a folder and its subfolders, sorted.
 
-    Symbolic links that lead out of the folder are left out, because the folder may be untrusted; so is everything that
-    is no regular file.
+    Hidden files and folders are left out, as in training. Symbolic links that lead out of the folder are left out,
+    because the folder may be untrusted; so is everything that is no regular file.
     """
-    found = (path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES)
-    return sorted(path for path in found if file_inside(folder, path.relative_to(folder)))
+    found = (path.relative_to(folder) for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES)
+    shown = (path for path in found if not any(part.startswith(".") for part in path.parts))
+    return sorted(folder / path for path in shown if file_inside(folder, path))
 
 
 def _passages(given: Any) -> list[Any]:

@@ -354,21 +354,23 @@ def load(
     """
     found = find_model(os.fspath(name)).load()
     data, options = replace(found.config.data, workers=workers), found.config.eval
-    config = replace(found.config, data=data, eval=replace(options, block=block or options.block))
+    block = options.block if block is None else inputs.count_of(block, "block")
+    config = replace(found.config, data=data, eval=replace(options, block=block))
     world = World(device=torch.device(device or ("cuda" if cuda_usable() else "cpu")))
     return Model(replace(found, config=config), Encoder.of(config, representation(found.model), world))
 
 
 def evaluate(
-    model: Model, suite: Sequence[str] = (), *, val: str | None = None, captions: Sequence[str] = ()
+    model: Model, suite: str | Sequence[str] = (), *, val: str | None = None, captions: Sequence[str] = ()
 ) -> dict[str, dict[str, float]]:
     """Evaluate a model. Return for each data set, by its name, a dict metric → value, as `python -m eval` computes it.
 
-    suite: entries of eval.suite, such as "zero_shot:task.json" or "beir:FOLDER@dev". val: shards or files of questions,
-    as data.val. captions: the fields of shards that hold the captions, as data.captions; (): those of the run. Raises
-    ConfigError for an invalid entry, DataError for damaged data.
+    suite: one or several entries of eval.suite, such as "zero_shot:task.json" or "beir:FOLDER@dev". val: shards or
+    files of questions, as data.val. captions: the fields of shards that hold the captions, as data.captions; (): those
+    of the run. Raises ConfigError for an invalid entry, DataError for damaged data.
     """
-    config = with_eval_options(model.config, EvalCommand(suite=list(suite), val=val, captions=list(captions) or None))
+    entries = [suite] if isinstance(suite, str) else list(suite)
+    config = with_eval_options(model.config, EvalCommand(suite=entries, val=val, captions=list(captions) or None))
     check_suite(config)
     evaluators = build_evaluators(config, model.loaded.model)
     encoder = Encoder.of(config, model.loaded.model, model.encoder.world)
@@ -376,7 +378,7 @@ def evaluate(
 
 
 def batches(
-    train: str, *, model: Model, global_batch_size: int = 256, seed: int = 0, steps: range | None = None
+    train: str | PathLike[str], *, model: Model, global_batch_size: int = 256, seed: int = 0, steps: range | None = None
 ) -> Iterator[Batch]:
     """Return an iterator over the batches of a training run in their exact order. Step s has the same samples in every
     run with the same data, seed and global batch size.
@@ -389,8 +391,9 @@ def batches(
     if steps is not None:
         inputs.check_steps(steps)
     count = inputs.count_of(global_batch_size, "global_batch_size")
-    data = replace(model.config.data, train=train, mode=Mode.indexed)
-    config = replace(model.config, data=data, seed=seed, global_batch_size=count)
+    named = os.fspath(train) if isinstance(train, PathLike) else train
+    data = replace(model.config.data, train=named, mode=Mode.indexed)
+    config = replace(model.config, data=data, seed=int(seed), global_batch_size=count)
     found: Any = build_data(config, model.loaded.model)
     steps = steps if steps is not None else range(found.order.steps_per_epoch)
     rank, size = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)

@@ -11,7 +11,7 @@ import torch
 from PIL.Image import Image
 from torch import Tensor
 
-from dyad.data.base.errors import DataError
+from dyad.data.base.errors import DataError, first_line
 from dyad.data.base.files import open_foreign
 from dyad.data.image_text.decode import decode, to_rgb
 from dyad.data.image_text.transforms import ImageSpec, evaluation_batch
@@ -56,8 +56,11 @@ def pixels(image: ImageInput, max_pixels: int) -> Tensor:
     elif not isinstance(image, np.ndarray | Image):
         raise DataError(f"an image must be a path, the bytes of a file, a PIL image or pixels, not {image!r:.50}")
     else:
-        array = np.array(image if isinstance(image, np.ndarray) else to_rgb(image))
-        found = torch.from_numpy(array).movedim(-1, 0)
+        try:
+            array = np.array(image if isinstance(image, np.ndarray) else to_rgb(image))
+            found = torch.from_numpy(array).movedim(-1, 0)
+        except Exception as error:  # PIL decodes the file of an opened image only now
+            raise DataError(f"an image cannot be read: {first_line(error)}") from error
     if found.dtype != torch.uint8 or found.ndim != 3 or len(found) != 3 or not found.numel():
         form = f"{found.dtype} {tuple(found.shape)}"
         raise DataError(f"an image must be uint8, (H, W, 3) of numpy or (3, H, W) of torch, not {form} as (C, H, W)")

@@ -81,10 +81,10 @@ class Rows:
             if "tsv" in members:
                 index = self.shards.locate(i)[0]
                 names, named = _header(index.path, index.sha256, index.size, index.mtime)
-                texts = cells(members["tsv"], quoted=named)
-                if named:
-                    texts = [text.strip('"') for text in texts]  # DPR strips quotes that csv leaves
-                return dict(zip(names, texts, strict=True))
+                fields = dict(zip(names, cells(members["tsv"], quoted=named), strict=True))
+                if named and "text" in fields:
+                    fields["text"] = fields["text"].strip('"')  # as DPR reads passages
+                return fields
         except ValueError as error:
             raise BadRow("unreadable row", str(error)) from error
         raise BadRow("no json member", f"its members are {', '.join(members)}")

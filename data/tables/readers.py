@@ -224,7 +224,8 @@ def _batches(path: str) -> Iterator[Any]:
             # a value that many rows share is held once: kilobytes could else unfold to gigabytes
             file = pq.ParquetFile(raw, read_dictionary=texts)
             yield file.schema_arrow
-            yield from file.iter_batches(batch_size=BATCH)
+            for group in range(file.num_row_groups):  # a batch over two groups would have two dictionaries of a column
+                yield from file.iter_batches(batch_size=BATCH, row_groups=[group])
             return
         is_file = raw.peek(6)[:6] == b"ARROW1"
         reader = (pa.ipc.open_file if is_file else pa.ipc.open_stream)(raw)

@@ -8,9 +8,9 @@
 An option is a name of FAISS's ParameterSpace. Scores are inner products.
 
 A specification may come with a saved index of a stranger. FAISS crashes the interpreter for some texts, such as many
-brackets, and allocates memory as the numbers in a text say. So a text must match FACTORY, a part of FAISS's grammar
-without nested brackets, and its numbers must not exceed LIMITS. FACTORY has only what FAISS can copy and fill in
-parts: not NSG, L2norm and ITQ.
+brackets or a number 0, and allocates memory as the numbers in a text say. So a text must match FACTORY, a part of
+FAISS's grammar without nested brackets and zeros, and its numbers must not exceed LIMITS. FACTORY has only what FAISS
+can copy and fill in parts: not NSG, L2norm and ITQ.
 """
 
 import re
@@ -23,10 +23,11 @@ from typing import Any
 from dyad.data.base.errors import ConfigError
 
 EXACT = "Flat"
-CODE = r"Flat|PQ\d+(?:x\d+)?(?:fs)?(?:np)?|SQ(?:4|6|8|fp16|bf16)"
+N = r"[1-9]\d*"
+CODE = rf"Flat|PQ{N}(?:x{N})?(?:fs)?(?:np)?|SQ(?:4|6|8|fp16|bf16)"
 FACTORY = re.compile(
-    rf"""(?:(?:PCAR?|PCAWR?|RR)\d+,|OPQ\d+(?:_\d+)?,){{0,2}}  # turns vectors or shortens them
-    (?:IVF\d+(?:_HNSW\d+)?,(?:{CODE})|HNSW\d+(?:,Flat|_PQ\d+|,SQ8|_SQ8)?|{CODE})
+    rf"""(?:(?:PCAR?|PCAWR?|RR){N},|OPQ{N}(?:_{N})?,){{0,2}}  # turns vectors or shortens them
+    (?:IVF{N}(?:_HNSW{N})?,(?:{CODE})|HNSW{N}(?:,Flat|_PQ{N}|,SQ8|_SQ8)?|{CODE})
     (?:,RFlat|,Refine\((?:Flat|SQ8|SQfp16)\))?""",
     re.VERBOSE | re.ASCII,
 )
@@ -63,8 +64,8 @@ class Spec:
 
     @staticmethod
     def parsed(text: str) -> "Spec":
-        """Parse a specification. Raises ConfigError if it does not match FACTORY, if an option is not name=number, or
-        if a number or option is above its limit (LIMITS, LARGEST, OPTIONS)."""
+        """Parse a specification. Raises ConfigError if it does not match FACTORY, or if a number or option is 0 or
+        above its limit (LIMITS, LARGEST, OPTIONS)."""
         shown = f"index '{text:.{LONGEST}}'"
         factory, *options = (part.strip() for part in text[: LONGEST + 1].split(";"))
         if len(text) > LONGEST or not FACTORY.fullmatch(factory):
@@ -78,8 +79,8 @@ class Spec:
         except ValueError:
             raise ConfigError(f"{shown}: options are name=number. Examples: {EXAMPLES}") from None
         for name, value in values.items():
-            if name in OPTIONS and not 0 <= value <= OPTIONS[name]:
-                raise ConfigError(f"{shown}: {name} must be 0 to {OPTIONS[name]}. Examples: {EXAMPLES}")
+            if name in OPTIONS and not 1 <= value <= OPTIONS[name]:
+                raise ConfigError(f"{shown}: {name} must be 1 to {OPTIONS[name]}. Examples: {EXAMPLES}")
         return Spec(text, factory, values)
 
     def built(self, faiss: ModuleType, width: int) -> Any:
@@ -88,9 +89,6 @@ class Spec:
         """
         with self.errors(f" (for vectors of width {width})"):
             index = faiss.index_factory(width, self.factory, faiss.METRIC_INNER_PRODUCT)
-            lists = faiss.try_extract_index_ivf(index)
-            if lists is not None and lists.nlist < 1:
-                raise RuntimeError("an index of 0 lists")
             _allow_few_rows(faiss, index)
         self.set_options(faiss.ParameterSpace(), index)
         return index

@@ -65,6 +65,8 @@ def load_index(folder: Path) -> tuple[list[Any], np.ndarray, str, str]:
 
 def check_embeddings(embeddings: np.ndarray, items: int) -> None:
     """Raise ValueError unless `embeddings` is a matrix of finite floats with `items` rows."""
+    if not isinstance(embeddings, np.ndarray):
+        raise ValueError(f"embeddings must be an array (n, D), not {type(embeddings).__name__}")
     if embeddings.ndim != 2 or embeddings.dtype.kind != "f" or 0 in embeddings.shape:
         raise ValueError(f"embeddings must be floats (n, D), not {embeddings.dtype} {embeddings.shape}")
     if len(embeddings) != items:

@@ -1,6 +1,7 @@
 """Odd inputs of the Python API are refused in one line, by the error that the docstrings name. With a model:
 test_model.py."""
 
+from io import BytesIO
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -67,12 +68,23 @@ def test_one_image_and_several() -> None:
     one = [np.zeros((8, 8, 3), np.uint8), torch.zeros(3, 8, 8), Image.new("RGB", (2, 2)), "a.png", Path("a.png"), b"x"]
     assert all(inputs.images_of(each)[0] is each for each in one)
     assert len(inputs.images_of(np.zeros((4, 8, 8, 3), np.uint8))) == 4
-    for given in (None, 7, [], {"a.png"}):
+    for given in (None, 7, [], {"a.png"}, bytearray(b"x")):
         with raises(dyad.ConfigError, "images"):
             inputs.images_of(given)
 
 
-@pytest.mark.parametrize("given", [None, 7, np.zeros((0, 0, 3), np.uint8), np.zeros((8, 8, 4), np.uint8), "/dev/zero"])
+def cut_image() -> Image.Image:
+    """An image file that PIL has opened, and of which the end is missing."""
+    file = BytesIO()
+    Image.effect_noise((64, 64), 90).save(file, "PNG")
+    return Image.open(BytesIO(file.getvalue()[:2000]))
+
+
+NO_IMAGES: list[Any] = [None, 7, np.zeros((0, 0, 3), np.uint8), np.zeros((8, 8, 4), np.uint8), "/dev/zero"]
+NO_IMAGES += [cut_image(), np.array(7)]
+
+
+@pytest.mark.parametrize("given", NO_IMAGES)
 def test_what_is_no_image(given: Any) -> None:
     with raises(dyad.DataError):
         pixels(given, 1000)
@@ -93,6 +105,7 @@ def test_what_are_no_steps(steps: Any) -> None:
 def test_embeddings_of_few_bits_are_multiplied_as_float32() -> None:
     for dtype in (np.float16, np.int8, np.float32):
         assert inputs.embeddings_of(np.ones(3, dtype), "x").dtype == np.float32
+    assert inputs.embeddings_of(torch.ones(3, dtype=torch.bfloat16), "x").dtype == np.float32
 
 
 def test_queries_are_of_one_kind() -> None:
@@ -111,9 +124,9 @@ def test_what_are_no_embeddings(given: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "rows", [np.full((2, 3), np.nan), np.zeros((3, 3)), np.zeros((2, 0)), np.zeros(2), np.zeros((2, 3), int)]
+    "rows", [np.full((2, 3), np.nan), np.zeros((3, 3)), np.zeros((2, 0)), np.zeros(2), np.zeros((2, 3), int), [[1.0]]]
 )
-def test_an_index_has_finite_numbers_for_each_item(rows: np.ndarray) -> None:
+def test_an_index_has_finite_numbers_for_each_item(rows: Any) -> None:
     with raises(dyad.ConfigError, "index"):
         dyad.Index(["a", "b"], rows, "digest")
 
@@ -121,7 +134,9 @@ def test_an_index_has_finite_numbers_for_each_item(rows: np.ndarray) -> None:
 def test_of_a_folder_no_link_leads_out_and_no_device_is_read(tmp_path: Path) -> None:
     folder = tmp_path / "folder"
     (folder / "c.png").mkdir(parents=True)
-    (folder / "a.png").touch()
+    (folder / ".hidden").mkdir()
+    for name in ("a.png", "._a.png", ".hidden/b.png"):
+        (folder / name).touch()
     (tmp_path / "secret.png").touch()
     for name, target in {"out": "../secret.png", "zero": "/dev/zero", "in": "a.png", "circle": "circle.png"}.items():
         (folder / f"{name}.png").symlink_to(target)

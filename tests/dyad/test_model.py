@@ -100,7 +100,7 @@ def test_questions_and_passages_have_the_embeddings_of_an_evaluation(texts: Path
 def test_metrics_equal_those_of_the_command(run: Path, texts: Path, beir: Path, tmp_path: Path) -> None:
     for folder, entry in ((run, f"zero_shot:{EMOJI / 'groups.json'}"), (texts, f"beir:{beir}@test")):
         command(evaluate, f"checkpoint={folder}", f"suite=[{entry}]", f"out={tmp_path}", "examples=0", "baselines=[]")
-        ((name, metrics),) = dyad.evaluate(dyad.load(str(folder), "cpu"), [entry]).items()
+        ((name, metrics),) = dyad.evaluate(dyad.load(str(folder), "cpu"), entry).items()  # a single one
         assert json.loads((tmp_path / f"{name}.json").read_text())["metrics"] == metrics
     assert name == "small"  # of @test, too
 
@@ -190,6 +190,7 @@ def test_mistakes_are_said_in_one_line(run: Path, texts: Path, images: Path, tmp
         (dyad.ConfigError, "'LSH'", lambda: model.index(images, spec="LSH")),
         (dyad.ConfigError, "set", lambda: model.index({"a.png"})),  # type: ignore[arg-type]
         (dyad.ConfigError, "global_batch_size=0", lambda: dyad.batches("x", model=model, global_batch_size=0)),
+        (dyad.ConfigError, "block=0", lambda: dyad.load(run, "cpu", block=0)),
         (dyad.ConfigError, "steps=", lambda: dyad.batches("x", model=model, steps=range(-2, 3))),
     ]
     for kind, named, mistake in mistakes:
@@ -218,7 +219,7 @@ def test_exports_embed_as_the_run(run: Path, texts: Path, tmp_path: Path, monkey
 
 def test_batches_are_those_of_training(run: Path) -> None:
     model = dyad.load(str(run), "cpu")
-    found = list(dyad.batches(str(SHARD), model=model, global_batch_size=64, seed=3))
+    found = list(dyad.batches(SHARD, model=model, global_batch_size=64, seed=np.int64(3)))  # type: ignore[arg-type]
     order = Order([181], [1.0], seed=3, global_batch_size=64)
     expected = [order.local(step, 0, 1)[1] for step in range(order.steps_per_epoch)]
     assert [batch.sample_ids.tolist() for batch in found] == [ids.tolist() for ids in expected]

@@ -78,12 +78,12 @@ def hub_clone(folder: Path, table: pa.Table, splits: Iterable[str] = ("train",))
     (folder / "data").mkdir(parents=True)
     (folder / "README.md").write_text("---\nlicense: mit\n---\n")
     for split in splits:
-        pq.write_table(table, folder / "data" / f"{split}-00000-of-00001.parquet")
+        _parquet(folder / "data" / f"{split}-00000-of-00001.parquet", table)
     return folder
 
 
 def _parquet(path: Path, table: pa.Table) -> Path:
-    pq.write_table(table, path)
+    pq.write_table(table, path, row_group_size=25)  # several row groups, as the hub has
     return path
 
 

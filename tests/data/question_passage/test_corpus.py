@@ -107,8 +107,8 @@ def test_names_of_fields_and_whole_numbers_as_ids(tmp_path: Path) -> None:
 
 
 def test_a_table_as_dpr_writes_it(tmp_path: Path) -> None:
-    """Quotes as csv writes them, line breaks inside a cell, and outer quotes dropped as DPR does."""
-    rows = [["1", "plain", "A"], ["2", 'he "said" so', "B"], ["3", "two\nlines", "C"], ["4", '"all quoted"', "D'E"]]
+    """Quotes as csv writes them, line breaks inside a cell, and outer quotes of texts dropped as DPR does."""
+    rows = [["1", "plain", "A"], ["2", 'he "said" so', '"B"'], ["3", "two\nlines", "C"], ["4", '"all quoted"', "D'E"]]
     path = write_table(tmp_path / "psgs.tsv", rows)
     corpus = opened(path)
     assert [(p.id, p.text, p.title) for p in corpus] == [(*row[:1], row[1].strip('"'), row[2]) for row in rows]
