@@ -201,19 +201,19 @@ def _precision(job: Translation) -> None:
 
 
 def _augment(job: Translation) -> None:
-    """Set the keys of crop scale, brightness and grey in the translation `job`, from open_clip's --aug-cfg.
+    """Set the keys of crop scale, colour jitter and grey in the translation `job`, from open_clip's --aug-cfg.
 
-    Raises ConfigError for other augmentations of --aug-cfg.
+    open_clip changes the images by the same operations in the same order. Raises ConfigError for other augmentations of
+    --aug-cfg.
     """
-    pieces = dict(piece.split("=", 1) for piece in job.given.get("aug-cfg", []) if "=" in piece)
-    scale = NUMBER.findall(pieces.get("scale", "0.9, 1.0"))
-    job.set("data.augment.crop_scale", f"[{','.join(scale)}]", implied="scale" not in pieces)
-    if "color_jitter" in pieces:
-        job.set("data.augment.brightness", (NUMBER.findall(pieces["color_jitter"]) or [pieces["color_jitter"]])[0])
-        job.note("aug-cfg", "of color_jitter brightness only, and always; contrast, saturation and hue stay")
-    if "gray_scale_prob" in pieces:
-        job.set("data.augment.grey", pieces["gray_scale_prob"])
-    if others := sorted({*pieces} - {"scale", "color_jitter", "color_jitter_prob", "gray_scale_prob"}):
+    given = dict(piece.split("=", 1) for piece in job.given.get("aug-cfg", []) if "=" in piece)
+    if "color_jitter_prob" not in given and given.pop("color_jitter", ""):
+        job.note("aug-cfg", "open_clip has no colour jitter without color_jitter_prob")
+    for name, key in flags.AUGMENT.items():
+        if text := given.get(name, flags.AUGMENT_DEFAULTS.get(name)):
+            numbers = NUMBER.findall(text)
+            job.set(key, f"[{','.join(numbers)}]" if len(numbers) > 1 else text, implied=name not in given)
+    if others := sorted(given.keys() - flags.AUGMENT.keys()):
         job.refuse("aug-cfg", f"there is no {', '.join(others)}")
 
 

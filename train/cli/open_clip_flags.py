@@ -36,6 +36,11 @@ SWITCHES = {
     "delete-previous-checkpoint": "checkpoint.keep=1",
 }
 
+# Name in --aug-cfg → key that takes the same value
+AUGMENT = {"scale": "data.augment.crop_scale", "gray_scale_prob": "data.augment.grey"}
+AUGMENT |= {"color_jitter": "data.augment.jitter", "color_jitter_prob": "data.augment.jitter_prob"}
+AUGMENT_DEFAULTS = {"scale": "0.9, 1.0"}  # those of open_clip that differ from ours
+
 # Flags of tables (.csv, .tsv)
 OF_TABLES = {"csv-separator", "csv-img-key", "csv-caption-key"}
 

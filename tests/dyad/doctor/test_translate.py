@@ -182,13 +182,20 @@ def test_an_optimiser_of_timm_has_the_options_that_were_typed_and_else_its_own()
 def test_values_arrive() -> None:
     _, config = translated(LINES["scripts h14 pretrain"])
     assert config.data.augment.crop_scale == [0.4, 1.0]
-    assert (config.data.augment.brightness, config.data.augment.grey) == (0.32, 0.2)
+    augment = config.data.augment
+    assert (augment.jitter, augment.jitter_prob, augment.grey) == ([0.32, 0.32, 0.32, 0.08], 0.8, 0.2)
     assert (config.run.name, config.tracking.project) == ("name", "project_name")
     assert (config.model.image.image_size, config.model.grad_checkpointing) == (84, True)
     _, config = translated(LINES["README, text tower in part"])
     assert config.data.train == "s3://b/cc3m/{00000..00329}.tar" and config.data.val == "s3://b/cc3m/{00330..00331}.tar"
     assert (config.model.text.frozen, config.model.text.unlocked_layers) == (True, 10)
     assert translated(f"{MAIN} --train-data a.tar --siglip")[1].objective.name == "siglip"
+
+
+def test_a_colour_jitter_without_a_probability_has_no_effect_in_open_clip() -> None:
+    translation, config = translated(f"{MAIN} --train-data a.tar --aug-cfg color_jitter='(0.4, 0.4, 0.4, 0.1)'")
+    assert config.data.augment.jitter == [0, 0, 0, 0]
+    assert any("color_jitter_prob" in note for note in translation.notes)
 
 
 def test_tables_are_taken_as_they_are() -> None:
@@ -269,7 +276,7 @@ WRONG = {
     "--accum-freq 0": "--accum-freq 0",
     "--epochs 0.5": "--epochs 0.5",
     "--train-num-samples 0": "--train-num-samples 0",
-    "--aug-cfg color_jitter=x": "data.augment.brightness=x",
+    "--aug-cfg color_jitter=x color_jitter_prob=1": "data.augment.jitter=x",
     "--lr fast": "optim.lr=fast",
     "--warmup 1.5": "optim.warmup=1.5",
     "--force-patch-dropout 1": "model.image.patch_dropout=1.0",
