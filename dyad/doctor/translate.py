@@ -5,6 +5,7 @@ has no key is refused. Defaults of open_clip are written out where Dyad's differ
 open_clip_line.py parses the command, translation.py holds the translation; this module computes the keys.
 """
 
+import math
 import re
 import shlex
 from collections.abc import Sequence
@@ -87,8 +88,8 @@ def _shards(job: Translation, flag: str) -> str:
 def _length(job: Translation) -> None:
     """Set the keys global_batch_size, chunk_size (with --accum-freq above 1), and the length of the run in `job`.
 
-    The length is the key `steps` if the steps per epoch are known, else the key `epochs`. In the first case
-    checkpoint.every is set too, and eval.every with --val-data.
+    The length is the key `steps` if the steps per epoch are known, else the key `epochs`. In the first case and with
+    --val-data, eval.every is set too.
     """
     per_gpu, every, epochs = job.number("batch-size"), job.number("accum-freq"), job.number("epochs")
     job.set("global_batch_size", per_gpu * every * job.world_size, implied="batch-size" not in job.given)
@@ -105,13 +106,28 @@ def _length(job: Translation) -> None:
         return
     job.set("steps", steps * epochs)
     job.note("train-num-samples", f"samples are counted by the index; steps says the length: {epochs} × {steps}")
-    job.set(
-        "checkpoint.every",
-        steps * (job.number("save-frequency", 0) or epochs),
-        implied="save-frequency" not in job.given,
-    )
     if "val-data" in job.given:
         job.set("eval.every", steps * job.number("val-frequency", 0), implied="val-frequency" not in job.given)
+
+
+def _checkpoints(job: Translation) -> None:
+    """Set checkpoint.every and checkpoint.keep in `job` if the steps per epoch are known.
+
+    open_clip deletes no checkpoint without --delete-previous-checkpoint. With --save-frequency 0, it writes one at the
+    end, and with --save-most-recent also one after each epoch, which replaces the one before it.
+    """
+    if (steps := job.steps_per_epoch) is None:
+        return
+    epochs, frequency = job.number("epochs"), job.number("save-frequency", 0)
+    implied = "save-frequency" not in job.given
+    every = frequency or (1 if "save-most-recent" in job.given else epochs)
+    job.set("checkpoint.every", steps * every, implied=implied)
+    if not frequency or "delete-previous-checkpoint" in job.given:
+        job.set("checkpoint.keep", 1)
+        return
+    job.set("checkpoint.keep", flags.KEEP_ALL, implied=implied)
+    kept = f"checkpoint.keep={flags.KEEP_ALL} deletes none, as in open_clip: {math.ceil(epochs / every)} at the end"
+    job.note("save-frequency", f"{kept}. A smaller checkpoint.keep leaves only the newest")
 
 
 def _model(job: Translation) -> None:
@@ -252,7 +268,7 @@ def _direct(job: Translation) -> None:
             job.note(lock, f"the projection still trains here, as with --{unlocked} 1; open_clip freezes it as well")
 
 
-RULES = (_data, _direct, _model, _batch_norm, _length, _optimiser, _precision, _augment, _tracking)
+RULES = (_data, _direct, _model, _batch_norm, _length, _checkpoints, _optimiser, _precision, _augment, _tracking)
 
 
 def run(arguments: Sequence[str]) -> Translation:

@@ -63,7 +63,7 @@ ALREADY = by_name(
         "nothing is drawn twice in an epoch here, and a run goes on at the exact sample": "dataset-resampled",
         "samples are counted by the index": "val-num-samples",
         "ranks are counted exactly, in tiles of float32 scores": "val-retrieval-chunk-size val-retrieval-precision",
-        "the newest checkpoints are kept (checkpoint.keep), each written whole or not at all": "save-most-recent",
+        "a run goes on from its newest checkpoint, written whole or not at all": "save-most-recent",
         "whatever is frozen keeps its statistics": "lock-image-freeze-bn-stats lock-text-freeze-layer-norm",
         "both towers are modules of their own": "force-custom-text",
         "the launcher's environment says it; NCCL on GPUs, gloo on CPUs": "dist-url dist-backend no-set-device-rank "
@@ -82,7 +82,8 @@ ALREADY = by_name(
 
 # Flag that counts epochs → what to say where the number of steps in an epoch is unknown
 WITHOUT_STEPS = {
-    "save-frequency": "checkpoint.every counts steps (500 unless set), and a run resumes at any of them",
+    "save-frequency": "checkpoint.every counts steps (500 unless set), and only the newest 3 checkpoints stay "
+    "unless checkpoint.keep is set",
     "val-frequency": "eval.every counts steps; 0 evaluates at the end",
 }
 
@@ -148,6 +149,8 @@ MANY_VALUES = set(
 DEFAULTS = {"model": "RN50", "batch-size": "64", "epochs": "32", "workers": "4", "warmup": "10000"}
 DEFAULTS |= {"precision": "amp", "val-frequency": "1", "save-frequency": "1", "accum-freq": "1"}
 DEFAULTS |= {"csv-img-key": "filepath", "csv-caption-key": "title"}
+
+KEEP_ALL = 10**6  # the checkpoint.keep with which no checkpoint is deleted
 
 BATCH_NORM_MODELS = re.compile(r"RN\d|MobileCLIP")  # models of open_clip that have batch norms
 

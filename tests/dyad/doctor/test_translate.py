@@ -198,6 +198,24 @@ def test_a_colour_jitter_without_a_probability_has_no_effect_in_open_clip() -> N
     assert any("color_jitter_prob" in note for note in translation.notes)
 
 
+SAVED = {  # of 40 epochs, each of 100 steps → checkpoint.every, checkpoint.keep; open_clip deletes none unless told
+    "": (100, flags.KEEP_ALL),
+    "--save-frequency 2": (200, flags.KEEP_ALL),
+    "--save-frequency 2 --save-most-recent": (200, flags.KEEP_ALL),
+    "--save-frequency 1 --delete-previous-checkpoint": (100, 1),
+    "--save-frequency 0": (4000, 1),
+    "--save-frequency 0 --save-most-recent": (100, 1),
+}
+
+
+@pytest.mark.parametrize("saved", SAVED)
+def test_as_many_checkpoints_stay_as_in_open_clip(saved: str) -> None:
+    translation, config = translated(f"{MAIN} --train-data a.tar --train-num-samples 6400 --epochs 40 {saved}")
+    assert (config.checkpoint.every, config.checkpoint.keep) == SAVED[saved]
+    told = any(note.startswith("--save-frequency") and "checkpoint.keep" in note for note in translation.notes)
+    assert told == (config.checkpoint.keep > 1)
+
+
 def test_tables_are_taken_as_they_are() -> None:
     _, config = translated(LINES["README, one GPU, tables"])
     assert (config.data.train, config.data.val, config.steps) == ("/p/train.csv", "/p/val.csv", None)
