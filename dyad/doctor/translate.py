@@ -11,7 +11,7 @@ import shlex
 from collections.abc import Sequence
 from itertools import product
 
-from dyad.data.base.errors import ConfigError, nearest
+from dyad.data.base.errors import ConfigError, nearest, raise_broken
 from dyad.doctor.open_clip_line import EXAMPLE, read_line
 from dyad.doctor.translation import NUMBER, Translation
 from dyad.train.cli import open_clip_flags as flags
@@ -28,7 +28,7 @@ def translate(line: str, gpus: int | None = None) -> Translation:
 
     gpus: the number of GPUs on all machines, if the line does not give it. Raises ConfigError for a flag that open_clip
     does not know, for a flag that changes the training and has no key, and for a command that does not train an image
-    and a text tower.
+    and a text tower. The message has a line for each of the first five reasons.
     """
     launch, given, unset = read_line(line, gpus)
     job = Translation(launch, given)
@@ -40,7 +40,11 @@ def translate(line: str, gpus: int | None = None) -> Translation:
     if gpus is not None and launch.nodes > 1:
         job.notes.append(f"gpus={gpus}: {launch.nodes} machines of {launch.per_node}")
     for rule in RULES:
-        rule(job)
+        try:
+            rule(job)
+        except ConfigError as error:  # the other rules may refuse more
+            job.refused.append(str(error))
+    raise_broken(job.refused)
     job.note_given(flags.ABSENT, "not here: ")
     job.note_given(flags.ALREADY)
     job.notes += [f"${name}: a variable of your shell without a value here; put one in its place" for name in unset]
@@ -55,7 +59,7 @@ def translate(line: str, gpus: int | None = None) -> Translation:
 def _data(job: Translation) -> None:
     """Set data.train and data.val of the translation `job`, from the open_clip flags for data.
 
-    Raises ConfigError without --train-data, and for a --text-key other than txt.
+    Raises ConfigError without --train-data. Refuses a --text-key other than txt.
     """
     if "train-data" not in job.given:
         evaluate = "python -m eval checkpoint=RUN suite=[wds:FOLDER]"
@@ -133,7 +137,7 @@ def _checkpoints(job: Translation) -> None:
 def _model(job: Translation) -> None:
     """Set model.image.image_size, and model.pretrained from open_clip's --resume PATH, in the translation `job`.
 
-    --resume latest only gives a note. Raises ConfigError for images that are not square.
+    --resume latest only gives a note. Refuses images that are not square.
     """
     size = job.given.get("force-image-size", [])
     if len(set(size)) == 1:
@@ -166,7 +170,7 @@ def _optimiser(job: Translation) -> None:
     """Set the optimiser, the learning rate schedule and its cooldown in `job`, from open_clip's flags.
 
     For models that are no ViT, beta2 and eps get open_clip's defaults, if no flag gives them.
-    Raises ConfigError for an optimiser that is neither AdamW nor timm's, for one of timm's without --lr, and for a
+    Refuses an optimiser that is neither AdamW nor timm's. Raises ConfigError for one of timm's without --lr, and for a
     cooldown whose number of steps is unknown.
     """
     _, is_timm, name = job.text("opt").lower().rpartition("timm/")
@@ -219,8 +223,7 @@ def _precision(job: Translation) -> None:
 def _augment(job: Translation) -> None:
     """Set the keys of crop scale, colour jitter and grey in the translation `job`, from open_clip's --aug-cfg.
 
-    open_clip changes the images by the same operations in the same order. Raises ConfigError for other augmentations of
-    --aug-cfg.
+    open_clip changes the images by the same operations in the same order. Refuses other augmentations of --aug-cfg.
     """
     given = dict(piece.split("=", 1) for piece in job.given.get("aug-cfg", []) if "=" in piece)
     if "color_jitter_prob" not in given and given.pop("color_jitter", ""):

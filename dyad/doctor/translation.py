@@ -5,7 +5,6 @@ import re
 import shlex
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import NoReturn
 
 from dyad.data.base.errors import ConfigError
 from dyad.doctor.open_clip_line import Launch
@@ -21,7 +20,7 @@ class Translation:
 
     launch: the processes that the command starts. given: flag without dashes → its values in the open_clip command.
     keys: key → value for `python -m train`. notes: lines for the user. implied: key → whether its value is a default of
-    open_clip, and not from a flag in the command.
+    open_clip, and not from a flag in the command. refused: why the command cannot be translated, a line each.
     """
 
     launch: Launch
@@ -29,6 +28,7 @@ class Translation:
     keys: dict[str, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     implied: dict[str, bool] = field(default_factory=dict)
+    refused: list[str] = field(default_factory=list)
 
     @property
     def arguments(self) -> list[str]:
@@ -102,10 +102,10 @@ class Translation:
         for flag in sorted(self.given.keys() & texts.keys()):
             self.note(flag, f"{prefix}{texts[flag]}")
 
-    def refuse(self, flag: str, why: str) -> NoReturn:
-        """Raise ConfigError for an open_clip flag that changes the training and has no Dyad key. why: the reason to
-        show."""
-        raise ConfigError(f"{self._shown(flag)}: not here, and it changes what is learned: {why}. Or leave it out")
+    def refuse(self, flag: str, why: str) -> None:
+        """Refuse an open_clip flag that changes the training and has no Dyad key: add a line to `refused`. why: the
+        reason to show."""
+        self.refused.append(f"{self._shown(flag)}: not here, and it changes what is learned: {why}. Or leave it out")
 
     def _shown(self, flag: str) -> str:
         """Return "--FLAG VALUES" for a message, with the values on the open_clip command line; cut to 60 characters.
