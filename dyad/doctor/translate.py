@@ -19,6 +19,7 @@ from dyad.train.cli.compose import compose_config
 from dyad.train.cli.unread_keys import refuse_unread
 from dyad.train.config_rules import validate
 
+UPSAMPLING = "train-data-upsampling-factors"
 COOLDOWN = ("epochs-cooldown", "lr-cooldown-end", "lr-cooldown-power")
 
 
@@ -74,19 +75,27 @@ def _data(job: Translation) -> None:
 def _shards(job: Translation, flag: str) -> str:
     """Return the path of the shards for open_clip's data flag `flag`, "train-data" or "val-data".
 
-    A table (.csv, .tsv) is its own path; columns that are given become data.columns. If the flag's value is a shell
-    pipe (pipe:…) that reads a URL, return this URL.
+    A table (.csv, .tsv) is its own path; columns that are given become data.columns. A source that is a shell pipe
+    (pipe:…) that reads a URL becomes this URL. Each source of "train-data" gets its upsampling factor as its weight:
+    both say how often its samples are drawn, relative to the other sources.
     """
     path = job.text(flag)
     if re.search(r"\.[ct]sv$", path) or job.text("dataset-type") == "csv":
         if job.given.keys() & flags.OF_TABLES:
             job.set("data.columns", f"[{job.text('csv-img-key')},{job.text('csv-caption-key')}]")
         job.note(flag, "the table is converted once, at the first start; its separator is found")
+        job.drop([UPSAMPLING], "only shards have factors")
         return path
-    if piped := re.fullmatch(r"pipe:.*?((?:s3|gs|https?)://\S+).*", path):
+    sources = [re.sub(r"^pipe:.*?((?:s3|gs|https?)://\S+).*", r"\1", source) for source in path.split("::")]
+    if sources != path.split("::"):
         job.note(flag, "no shell is started: shards are read where they are (pip install s3fs or gcsfs)")
-        return piped[1]
-    return path
+    if flag != "train-data" or UPSAMPLING not in job.given:
+        return "::".join(sources)
+    factors = job.text(UPSAMPLING).split("::")
+    if len(factors) != len(sources) or not all(NUMBER.fullmatch(each) and float(each) > 0 for each in factors):
+        wanted = f"must be a number above 0 for each of the {len(sources)} sources of --train-data, joined by '::'"
+        raise ConfigError(f"--{UPSAMPLING} {job.text(UPSAMPLING)}: {wanted}")
+    return "::".join(f"{source}@{factor}" for source, factor in zip(sources, factors, strict=True))
 
 
 def _length(job: Translation) -> None:

@@ -47,7 +47,7 @@ OF_TABLES = {"csv-separator", "csv-img-key", "csv-caption-key"}
 # Flags that translate.py handles one by one
 OWN_RULE = """train-data val-data dataset-type text-key batch-size accum-freq epochs train-num-samples epochs-cooldown
 save-frequency val-frequency precision aug-cfg force-image-size opt momentum skip-scheduler report-to use-bn-sync
-resume""".split()
+resume train-data-upsampling-factors""".split()
 
 
 def by_name(names: Mapping[str, str]) -> dict[str, str]:
@@ -60,7 +60,7 @@ ALREADY = by_name(
     {
         "always: the gradient is that of the whole global batch, exact for any number of GPUs": "local-loss "
         "gather-with-grad loss-dist-impl",
-        "nothing is drawn twice in an epoch here, and a run goes on at the exact sample": "dataset-resampled",
+        "an epoch here has each sample once, or as often as its weight says; a run goes on at the exact one": "dataset-resampled",
         "samples are counted by the index": "val-num-samples",
         "ranks are counted exactly, in tiles of float32 scores": "val-retrieval-chunk-size val-retrieval-precision",
         "a run goes on from its newest checkpoint, written whole or not at all": "save-most-recent",
@@ -98,7 +98,6 @@ LOST = by_name(
         "taken from the model's own preprocessing": "image-mean image-std image-interpolation",
         "give the model's -quickgelu name instead, e.g. --model ViT-B-32-quickgelu": "force-quick-gelu",
         "there is no distillation": "distill-model distill-pretrained",
-        "write it into data.train, as data.train=a.tar@2::b.tar": "train-data-upsampling-factors",
         "name the fields by data.captions=[a,b] and their shares by data.caption_weights=[1,0]": "json-text-key "
         "json-text-key-probs",
     }

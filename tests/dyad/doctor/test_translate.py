@@ -13,6 +13,7 @@ from helpers.messages import raises
 from open_clip_train.params import parse_args
 
 from dyad.data.base.errors import ConfigError
+from dyad.data.shards.sources import written_sources
 from dyad.doctor.translate import Translation, run, translate
 from dyad.train.cli import open_clip_flags as flags
 from dyad.train.cli.compose import compose_config, groups, keys
@@ -225,6 +226,21 @@ def test_all_that_is_refused_is_in_one_message() -> None:
         run([f"{MAIN} --train-data a.tar --bach-size 3 --epoch-size 3"])
 
 
+def test_upsampling_factors_are_weights_of_sources() -> None:
+    _, config = translated(f"{MAIN} --train-data 'a.tar::d/{{0..9}}.tar' --train-data-upsampling-factors 2::0.5")
+    assert [(each.path, each.weight) for each in written_sources(config.data.train, "data.train")] == [
+        ("a.tar", 2),
+        ("d/{0..9}.tar", 0.5),
+    ]
+    table, _ = translated(f"{MAIN} --train-data a.csv --train-data-upsampling-factors 2")
+    assert table.keys["data.train"] == "a.csv"
+
+
+def test_each_source_of_a_line_may_be_a_pipe() -> None:
+    pipes = "::".join(f"pipe:aws s3 cp s3://b/{name}.tar -" for name in "ac")
+    assert translated(f"{MAIN} --train-data '{pipes}'")[1].data.train == "s3://b/a.tar::s3://b/c.tar"
+
+
 def test_tables_are_taken_as_they_are() -> None:
     _, config = translated(LINES["README, one GPU, tables"])
     assert (config.data.train, config.data.val, config.steps) == ("/p/train.csv", "/p/val.csv", None)
@@ -260,7 +276,8 @@ REFUSED = {
     f"{MAIN} --train-data t.csv --model coca_ViT-L-14 --coca-contrastive-loss-weight 0": "contrastive-loss-weight",
     "srun python -m open_clip_train.main --train-data a.tar": "gpus=N",
     f"{MAIN} --train-data a.tar --distill-model ViT-L-14": "--distill-model ViT-L-14",
-    f"{MAIN} --train-data a.tar::b.tar --train-data-upsampling-factors 1::2": "data.train=a.tar@2::b.tar",
+    f"{MAIN} --train-data a.tar::b.tar --train-data-upsampling-factors 2": "--train-data-upsampling-factors 2",
+    f"{MAIN} --train-data a.tar --train-data-upsampling-factors 0": "--train-data-upsampling-factors 0",
     f"{MAIN} --train-data a.tar --json-text-key 'a;b'": "data.captions=[a,b]",
     f"{MAIN} --train-data a.tar --use-naflex": "--use-naflex",
     f"{MAIN} --train-data a.tar --opt lion": "timm/NAME",
