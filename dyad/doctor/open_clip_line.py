@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any, NoReturn
 
-from dyad.data.base.errors import ConfigError, nearest
+from dyad.data.base.errors import ConfigError, nearest, raise_broken
 from dyad.train.cli import open_clip_flags as flags
 
 PROGRAM = re.compile(r"(?:-m\s+)?(?:\S*/)?(?:open_clip_train|training)(?:\.main|/main\.py)\b")
@@ -85,7 +85,7 @@ class _Parser(argparse.ArgumentParser):
 def _parse(text: str) -> dict[str, list[str]]:
     """Parse the arguments of open_clip, up to the end of the shell command, into flag → its values.
 
-    As in open_clip, a unique prefix of a flag stands for it. Raises ConfigError for an unknown flag, and for
+    As in open_clip, a unique prefix of a flag stands for it. Raises ConfigError for unknown flags, a line each, and for
     an argument that belongs to no flag.
     """
     parser = _Parser(add_help=False, argument_default=argparse.SUPPRESS)
@@ -101,14 +101,17 @@ def _parse(text: str) -> dict[str, list[str]]:
     given, unknown = parser.parse_known_args([*takewhile(lambda word: word not in (";", "&&", "&", "|"), words)])
     if unknown and not unknown[0].startswith("--"):
         raise ConfigError(f"translate: '{unknown[0]}' belongs to no flag. Quote values that have spaces")
-    if unknown:
-        name = unknown[0][2:].partition("=")[0]
-        for part, why in flags.OTHER_MODELS.items():
-            if part in name:
-                raise ConfigError(f"--{name}: not here: {why}")
-        hint = nearest(name, flags.ALL).replace("'", "--", 1).replace("'", "")
-        raise ConfigError(f"--{name}: open_clip's trainer has no such flag.{hint} Correct it or leave it out")
+    raise_broken(_unknown(word[2:].partition("=")[0]) for word in unknown if word.startswith("--"))
     return vars(given)
+
+
+def _unknown(name: str) -> str:
+    """Return the error message for --`name`, a flag that flags.ALL lacks: a flag of other models, or of nothing."""
+    for part, why in flags.OTHER_MODELS.items():
+        if part in name:
+            return f"--{name}: not here: {why}"
+    hint = nearest(name, flags.ALL).replace("'", "--", 1).replace("'", "")
+    return f"--{name}: open_clip's trainer has no such flag.{hint} Correct it or leave it out"
 
 
 def _launch(launcher: str, script: str, gpus: int | None) -> Launch:

@@ -2,127 +2,25 @@
 
 Every flag becomes a configuration key, or a note that says how Dyad differs. A flag that changes what is learned and
 has no key is refused. Defaults of open_clip are written out where Dyad's differ. open_clip_flags.py lists the flags,
-open_clip_line.py parses the command; this module computes the keys.
+open_clip_line.py parses the command, translation.py holds the translation; this module computes the keys.
 """
 
 import math
 import re
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from itertools import product
-from typing import NoReturn
 
-from dyad.data.base.errors import ConfigError, nearest
-from dyad.doctor.open_clip_line import EXAMPLE, Launch, read_line
+from dyad.data.base.errors import ConfigError, nearest, raise_broken
+from dyad.doctor.open_clip_line import EXAMPLE, read_line
+from dyad.doctor.translation import NUMBER, Translation
 from dyad.train.cli import open_clip_flags as flags
-from dyad.train.cli.compose import as_argument, compose_config
+from dyad.train.cli.compose import compose_config
 from dyad.train.cli.unread_keys import refuse_unread
 from dyad.train.config_rules import validate
 
+UPSAMPLING = "train-data-upsampling-factors"
 COOLDOWN = ("epochs-cooldown", "lr-cooldown-end", "lr-cooldown-power")
-NUMBER = re.compile(r"[-+]?\d*\.?\d+(?:[eE][-+]?\d+)?")
-
-
-@dataclass
-class Translation:
-    """An open_clip command and the Dyad command that replaces it, built step by step by the functions in RULES.
-
-    launch: the processes that the command starts. given: flag without dashes → its values in the open_clip command.
-    keys: key → value for `python -m train`. notes: lines for the user. implied: key → whether its value is a default of
-    open_clip, and not from a flag in the command.
-    """
-
-    launch: Launch
-    given: Mapping[str, list[str]]
-    keys: dict[str, str] = field(default_factory=dict)
-    notes: list[str] = field(default_factory=list)
-    implied: dict[str, bool] = field(default_factory=dict)
-
-    @property
-    def arguments(self) -> list[str]:
-        """Return the keys translated from the open_clip command line, as key=value arguments for `python -m train`."""
-        return [f"{key}={as_argument(value)}" for key, value in self.keys.items()]
-
-    def __str__(self) -> str:
-        """Return the translation to print: the Dyad shell command, then the notes as shell comments."""
-        return "\n".join([f"{self.launch.command} {shlex.join(self.arguments)}", *(f"# {note}" for note in self.notes)])
-
-    @property
-    def world_size(self) -> int:
-        """Return the number of processes that the open_clip command line starts on all machines; each has one GPU."""
-        return self.launch.nodes * self.launch.per_node
-
-    @property
-    def steps_per_epoch(self) -> int | None:
-        """Return the optimiser steps per epoch as open_clip counts them for shards.
-
-        open_clip rounds batches up so that every loader worker has the same number of them. Returns None if the
-        open_clip command line has --dataset-type csv or lacks --train-num-samples.
-        """
-        if "train-num-samples" not in self.given or self.text("dataset-type") == "csv":
-            return None
-        workers = max(self.number("workers", 0), 1)
-        batches = math.ceil(self.number("train-num-samples") / (self.number("batch-size") * self.world_size))
-        return max(math.ceil(batches / workers) * workers // self.number("accum-freq"), 1)
-
-    def text(self, flag: str) -> str:
-        """Return the values of an open_clip flag on the command line being translated, joined by spaces.
-
-        If the command line lacks the flag: returns open_clip's default value if the table DEFAULTS lists one (it lists
-        those that differ from our defaults), else "".
-        """
-        return " ".join(self.given[flag]) if flag in self.given else flags.DEFAULTS.get(flag, "")
-
-    def number(self, flag: str, least: int = 1) -> int:
-        """Return the value of an open_clip flag, or open_clip's default, as int.
-
-        Raises ConfigError if the value is not a whole number of `least` or more, or if there is none.
-        """
-        text = self.text(flag)
-        if not NUMBER.fullmatch(text) or not float(text).is_integer() or float(text) < least:
-            raise ConfigError(f"--{flag} {text}: must be a whole number, {least} or more")
-        return int(float(text))
-
-    def set(self, key: str, value: object, implied: bool = False) -> None:
-        """Set the Dyad configuration key `key` to `value` in the translation of an open_clip command line.
-
-        implied: whether the value is a default of open_clip, and not from a flag on the command line.
-        """
-        self.keys[key] = str(value)
-        self.implied[key] = implied
-
-    def note(self, flag: str, text: str) -> None:
-        """Add a note to print with the translation: the open_clip flag with its values, then `text`."""
-        self.notes.append(f"{self._shown(flag)}: {text}")
-
-    def drop(self, names: Iterable[str], why: str) -> None:
-        """For each open_clip flag of `names` that is on the command line and has no effect in it, remove the key that
-        was set from the flag, and add a note. why: the text of the notes."""
-        for flag in sorted(self.given.keys() & {*names}):
-            self.keys.pop(flags.KEYS.get(flag, ""), None)
-            self.note(flag, why)
-
-    def note_given(self, texts: Mapping[str, str], prefix: str = "") -> None:
-        """Add a note for each open_clip flag of `texts` (flag → text) that the command line being translated has.
-
-        prefix: put before each text.
-        """
-        for flag in sorted(self.given.keys() & texts.keys()):
-            self.note(flag, f"{prefix}{texts[flag]}")
-
-    def refuse(self, flag: str, why: str) -> NoReturn:
-        """Raise ConfigError for an open_clip flag that changes the training and has no Dyad key. why: the reason to
-        show."""
-        raise ConfigError(f"{self._shown(flag)}: not here, and it changes what is learned: {why}. Or leave it out")
-
-    def _shown(self, flag: str) -> str:
-        """Return "--FLAG VALUES" for a message, with the values on the open_clip command line; cut to 60 characters.
-
-        If the flag is not on the command line, or has no values, returns "--FLAG".
-        """
-        shown = f"--{flag} {self.text(flag)}".strip() if flag in self.given else f"--{flag}"
-        return shown if len(shown) <= 60 else f"{shown[:57]}…"
 
 
 def translate(line: str, gpus: int | None = None) -> Translation:
@@ -131,7 +29,7 @@ def translate(line: str, gpus: int | None = None) -> Translation:
 
     gpus: the number of GPUs on all machines, if the line does not give it. Raises ConfigError for a flag that open_clip
     does not know, for a flag that changes the training and has no key, and for a command that does not train an image
-    and a text tower.
+    and a text tower. The message has a line for each of the first five reasons.
     """
     launch, given, unset = read_line(line, gpus)
     job = Translation(launch, given)
@@ -143,7 +41,11 @@ def translate(line: str, gpus: int | None = None) -> Translation:
     if gpus is not None and launch.nodes > 1:
         job.notes.append(f"gpus={gpus}: {launch.nodes} machines of {launch.per_node}")
     for rule in RULES:
-        rule(job)
+        try:
+            rule(job)
+        except ConfigError as error:  # the other rules may refuse more
+            job.refused.append(str(error))
+    raise_broken(job.refused)
     job.note_given(flags.ABSENT, "not here: ")
     job.note_given(flags.ALREADY)
     job.notes += [f"${name}: a variable of your shell without a value here; put one in its place" for name in unset]
@@ -158,7 +60,7 @@ def translate(line: str, gpus: int | None = None) -> Translation:
 def _data(job: Translation) -> None:
     """Set data.train and data.val of the translation `job`, from the open_clip flags for data.
 
-    Raises ConfigError without --train-data, and for a --text-key other than txt.
+    Raises ConfigError without --train-data. Refuses a --text-key other than txt.
     """
     if "train-data" not in job.given:
         evaluate = "python -m eval checkpoint=RUN suite=[wds:FOLDER]"
@@ -173,26 +75,34 @@ def _data(job: Translation) -> None:
 def _shards(job: Translation, flag: str) -> str:
     """Return the path of the shards for open_clip's data flag `flag`, "train-data" or "val-data".
 
-    A table (.csv, .tsv) is its own path; columns that are given become data.columns. If the flag's value is a shell
-    pipe (pipe:…) that reads a URL, return this URL.
+    A table (.csv, .tsv) is its own path; columns that are given become data.columns. A source that is a shell pipe
+    (pipe:…) that reads a URL becomes this URL. Each source of "train-data" gets its upsampling factor as its weight:
+    both say how often its samples are drawn, relative to the other sources.
     """
     path = job.text(flag)
     if re.search(r"\.[ct]sv$", path) or job.text("dataset-type") == "csv":
         if job.given.keys() & flags.OF_TABLES:
             job.set("data.columns", f"[{job.text('csv-img-key')},{job.text('csv-caption-key')}]")
         job.note(flag, "the table is converted once, at the first start; its separator is found")
+        job.drop([UPSAMPLING], "only shards have factors")
         return path
-    if piped := re.fullmatch(r"pipe:.*?((?:s3|gs|https?)://\S+).*", path):
+    sources = [re.sub(r"^pipe:.*?((?:s3|gs|https?)://\S+).*", r"\1", source) for source in path.split("::")]
+    if sources != path.split("::"):
         job.note(flag, "no shell is started: shards are read where they are (pip install s3fs or gcsfs)")
-        return piped[1]
-    return path
+    if flag != "train-data" or UPSAMPLING not in job.given:
+        return "::".join(sources)
+    factors = job.text(UPSAMPLING).split("::")
+    if len(factors) != len(sources) or not all(NUMBER.fullmatch(each) and float(each) > 0 for each in factors):
+        wanted = f"must be a number above 0 for each of the {len(sources)} sources of --train-data, joined by '::'"
+        raise ConfigError(f"--{UPSAMPLING} {job.text(UPSAMPLING)}: {wanted}")
+    return "::".join(f"{source}@{factor}" for source, factor in zip(sources, factors, strict=True))
 
 
 def _length(job: Translation) -> None:
     """Set the keys global_batch_size, chunk_size (with --accum-freq above 1), and the length of the run in `job`.
 
-    The length is the key `steps` if the steps per epoch are known, else the key `epochs`. In the first case
-    checkpoint.every is set too, and eval.every with --val-data.
+    The length is the key `steps` if the steps per epoch are known, else the key `epochs`. In the first case and with
+    --val-data, eval.every is set too.
     """
     per_gpu, every, epochs = job.number("batch-size"), job.number("accum-freq"), job.number("epochs")
     job.set("global_batch_size", per_gpu * every * job.world_size, implied="batch-size" not in job.given)
@@ -209,19 +119,34 @@ def _length(job: Translation) -> None:
         return
     job.set("steps", steps * epochs)
     job.note("train-num-samples", f"samples are counted by the index; steps says the length: {epochs} × {steps}")
-    job.set(
-        "checkpoint.every",
-        steps * (job.number("save-frequency", 0) or epochs),
-        implied="save-frequency" not in job.given,
-    )
     if "val-data" in job.given:
         job.set("eval.every", steps * job.number("val-frequency", 0), implied="val-frequency" not in job.given)
+
+
+def _checkpoints(job: Translation) -> None:
+    """Set checkpoint.every and checkpoint.keep in `job` if the steps per epoch are known.
+
+    open_clip deletes no checkpoint without --delete-previous-checkpoint. With --save-frequency 0, it writes one at the
+    end, and with --save-most-recent also one after each epoch, which replaces the one before it.
+    """
+    if (steps := job.steps_per_epoch) is None:
+        return
+    epochs, frequency = job.number("epochs"), job.number("save-frequency", 0)
+    implied = "save-frequency" not in job.given
+    every = frequency or (1 if "save-most-recent" in job.given else epochs)
+    job.set("checkpoint.every", steps * every, implied=implied)
+    if not frequency or "delete-previous-checkpoint" in job.given:
+        job.set("checkpoint.keep", 1)
+        return
+    job.set("checkpoint.keep", flags.KEEP_ALL, implied=implied)
+    kept = f"checkpoint.keep={flags.KEEP_ALL} deletes none, as in open_clip: {math.ceil(epochs / every)} at the end"
+    job.note("save-frequency", f"{kept}. A smaller checkpoint.keep leaves only the newest")
 
 
 def _model(job: Translation) -> None:
     """Set model.image.image_size, and model.pretrained from open_clip's --resume PATH, in the translation `job`.
 
-    --resume latest only gives a note. Raises ConfigError for images that are not square.
+    --resume latest only gives a note. Refuses images that are not square.
     """
     size = job.given.get("force-image-size", [])
     if len(set(size)) == 1:
@@ -254,7 +179,7 @@ def _optimiser(job: Translation) -> None:
     """Set the optimiser, the learning rate schedule and its cooldown in `job`, from open_clip's flags.
 
     For models that are no ViT, beta2 and eps get open_clip's defaults, if no flag gives them.
-    Raises ConfigError for an optimiser that is neither AdamW nor timm's, for one of timm's without --lr, and for a
+    Refuses an optimiser that is neither AdamW nor timm's. Raises ConfigError for one of timm's without --lr, and for a
     cooldown whose number of steps is unknown.
     """
     _, is_timm, name = job.text("opt").lower().rpartition("timm/")
@@ -305,20 +230,42 @@ def _precision(job: Translation) -> None:
 
 
 def _augment(job: Translation) -> None:
-    """Set the keys of crop scale, brightness and grey in the translation `job`, from open_clip's --aug-cfg.
+    """Set the keys of crop scale, colour jitter and grey in the translation `job`, from open_clip's --aug-cfg.
 
-    Raises ConfigError for other augmentations of --aug-cfg.
+    open_clip changes the images by the same operations in the same order. Refuses other augmentations of --aug-cfg.
     """
-    pieces = dict(piece.split("=", 1) for piece in job.given.get("aug-cfg", []) if "=" in piece)
-    scale = NUMBER.findall(pieces.get("scale", "0.9, 1.0"))
-    job.set("data.augment.crop_scale", f"[{','.join(scale)}]", implied="scale" not in pieces)
-    if "color_jitter" in pieces:
-        job.set("data.augment.brightness", (NUMBER.findall(pieces["color_jitter"]) or [pieces["color_jitter"]])[0])
-        job.note("aug-cfg", "of color_jitter brightness only, and always; contrast, saturation and hue stay")
-    if "gray_scale_prob" in pieces:
-        job.set("data.augment.grey", pieces["gray_scale_prob"])
-    if others := sorted({*pieces} - {"scale", "color_jitter", "color_jitter_prob", "gray_scale_prob"}):
+    given = dict(piece.split("=", 1) for piece in job.given.get("aug-cfg", []) if "=" in piece)
+    if "color_jitter_prob" not in given and given.pop("color_jitter", ""):
+        job.note("aug-cfg", "open_clip has no colour jitter without color_jitter_prob")
+    for name, key in flags.AUGMENT.items():
+        if text := given.get(name, flags.AUGMENT_DEFAULTS.get(name)):
+            numbers = NUMBER.findall(text)
+            job.set(key, f"[{','.join(numbers)}]" if len(numbers) > 1 else text, implied=name not in given)
+    if others := sorted(given.keys() - flags.AUGMENT.keys()):
         job.refuse("aug-cfg", f"there is no {', '.join(others)}")
+
+
+def _preprocessing(job: Translation) -> None:
+    """Refuse --image-mean, --image-std and --image-interpolation with other values than the model has anyway.
+
+    Those of a model that is not in open_clip's list (hf-hub:…, local-dir:…) are not known here; they are refused too.
+    """
+    given = [name for name in flags.PREPROCESS if f"image-{name}" in job.given]
+    if not given:
+        return
+    from dyad.train.towers.libraries.open_clip import check_weights  # imports torch
+
+    model, listed = job.text("model").replace("/", "-"), ":" not in job.text("model")
+    published = check_weights(model, job.text("pretrained") or None, needed=False).preprocess if listed else {}
+    for name in given:
+        typed = [float(word) if NUMBER.fullmatch(word) else word for word in job.given[f"image-{name}"]]
+        value = published.get(name, flags.PREPROCESS[name])
+        own = [value] if isinstance(value, str) else [*value]
+        if listed and typed == own:
+            job.note(f"image-{name}", "the model has it anyway")
+        else:
+            has = f", {' '.join(map(str, own))}" if listed else ""
+            job.refuse(f"image-{name}", f"taken from the model's own preprocessing{has}")
 
 
 def _tracking(job: Translation) -> None:
@@ -356,7 +303,8 @@ def _direct(job: Translation) -> None:
             job.note(lock, f"the projection still trains here, as with --{unlocked} 1; open_clip freezes it as well")
 
 
-RULES = (_data, _direct, _model, _batch_norm, _length, _optimiser, _precision, _augment, _tracking)
+RULES = (_data, _direct, _model, _batch_norm, _length, _checkpoints, _optimiser, _precision, _augment)
+RULES += (_preprocessing, _tracking)
 
 
 def run(arguments: Sequence[str]) -> Translation:

@@ -36,13 +36,22 @@ SWITCHES = {
     "delete-previous-checkpoint": "checkpoint.keep=1",
 }
 
+# Name in --aug-cfg → key that takes the same value
+AUGMENT = {"scale": "data.augment.crop_scale", "gray_scale_prob": "data.augment.grey"}
+AUGMENT |= {"color_jitter": "data.augment.jitter", "color_jitter_prob": "data.augment.jitter_prob"}
+AUGMENT_DEFAULTS = {"scale": "0.9, 1.0"}  # those of open_clip that differ from ours
+
+# X of a flag --image-X → the value that open_clip's models have unless the weights have another
+PREPROCESS = {"mean": (0.48145466, 0.4578275, 0.40821073), "std": (0.26862954, 0.26130258, 0.27577711)}
+PREPROCESS |= {"interpolation": "bicubic"}
+
 # Flags of tables (.csv, .tsv)
 OF_TABLES = {"csv-separator", "csv-img-key", "csv-caption-key"}
 
 # Flags that translate.py handles one by one
 OWN_RULE = """train-data val-data dataset-type text-key batch-size accum-freq epochs train-num-samples epochs-cooldown
 save-frequency val-frequency precision aug-cfg force-image-size opt momentum skip-scheduler report-to use-bn-sync
-resume""".split()
+resume train-data-upsampling-factors image-mean image-std image-interpolation""".split()
 
 
 def by_name(names: Mapping[str, str]) -> dict[str, str]:
@@ -55,10 +64,10 @@ ALREADY = by_name(
     {
         "always: the gradient is that of the whole global batch, exact for any number of GPUs": "local-loss "
         "gather-with-grad loss-dist-impl",
-        "nothing is drawn twice in an epoch here, and a run goes on at the exact sample": "dataset-resampled",
+        "an epoch has each sample once, or as its weight says; a run resumes at the exact one": "dataset-resampled",
         "samples are counted by the index": "val-num-samples",
         "ranks are counted exactly, in tiles of float32 scores": "val-retrieval-chunk-size val-retrieval-precision",
-        "the newest checkpoints are kept (checkpoint.keep), each written whole or not at all": "save-most-recent",
+        "a run goes on from its newest checkpoint, written whole or not at all": "save-most-recent",
         "whatever is frozen keeps its statistics": "lock-image-freeze-bn-stats lock-text-freeze-layer-norm",
         "both towers are modules of their own": "force-custom-text",
         "the launcher's environment says it; NCCL on GPUs, gloo on CPUs": "dist-url dist-backend no-set-device-rank "
@@ -77,7 +86,8 @@ ALREADY = by_name(
 
 # Flag that counts epochs → what to say where the number of steps in an epoch is unknown
 WITHOUT_STEPS = {
-    "save-frequency": "checkpoint.every counts steps (500 unless set), and a run resumes at any of them",
+    "save-frequency": "checkpoint.every counts steps (500 unless set), and only the newest 3 checkpoints stay "
+    "unless checkpoint.keep is set",
     "val-frequency": "eval.every counts steps; 0 evaluates at the end",
 }
 
@@ -89,10 +99,8 @@ LOST = by_name(
         "optim.layer_decay is of both towers; write it behind the translation": "text-layer-decay image-layer-decay "
         "visual-layer-decay",
         "take model.image.kind=timm model.image.name=… model.image.pretrained=… instead": "pretrained-image",
-        "taken from the model's own preprocessing": "image-mean image-std image-interpolation",
         "give the model's -quickgelu name instead, e.g. --model ViT-B-32-quickgelu": "force-quick-gelu",
         "there is no distillation": "distill-model distill-pretrained",
-        "write it into data.train, as data.train=a.tar@2::b.tar": "train-data-upsampling-factors",
         "name the fields by data.captions=[a,b] and their shares by data.caption_weights=[1,0]": "json-text-key "
         "json-text-key-probs",
     }
@@ -143,6 +151,8 @@ MANY_VALUES = set(
 DEFAULTS = {"model": "RN50", "batch-size": "64", "epochs": "32", "workers": "4", "warmup": "10000"}
 DEFAULTS |= {"precision": "amp", "val-frequency": "1", "save-frequency": "1", "accum-freq": "1"}
 DEFAULTS |= {"csv-img-key": "filepath", "csv-caption-key": "title"}
+
+KEEP_ALL = 10**6  # the checkpoint.keep with which no checkpoint is deleted
 
 BATCH_NORM_MODELS = re.compile(r"RN\d|MobileCLIP")  # models of open_clip that have batch norms
 

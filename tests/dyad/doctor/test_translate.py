@@ -3,6 +3,7 @@
 import shlex
 import subprocess
 import sys
+from dataclasses import asdict
 from functools import cache
 from operator import attrgetter
 from pathlib import Path
@@ -10,9 +11,11 @@ from pathlib import Path
 import open_clip
 import pytest
 from helpers.messages import raises
+from open_clip.transform import PreprocessCfg
 from open_clip_train.params import parse_args
 
 from dyad.data.base.errors import ConfigError
+from dyad.data.shards.sources import written_sources
 from dyad.doctor.translate import Translation, run, translate
 from dyad.train.cli import open_clip_flags as flags
 from dyad.train.cli.compose import compose_config, groups, keys
@@ -151,6 +154,8 @@ def test_batch_norms_have_the_statistics_that_open_clip_gives_them() -> None:
 def test_the_defaults_are_those_of_the_installed_open_clip(model: str) -> None:
     theirs = {name.replace("_", "-"): value for name, value in vars(parse_args(["--model", model])).items()}
     assert {name: str(theirs[name]) for name in flags.DEFAULTS} == flags.DEFAULTS | {"model": model}
+    pixels = asdict(PreprocessCfg())
+    assert {name: pixels[name] for name in flags.PREPROCESS} == flags.PREPROCESS
     _, config = translated(f"{MAIN} --train-data a.tar --model {model}")
     for flag, key in flags.KEYS.items():
         if key.startswith(("optim.", "seed", "data.workers", "model.name")) and theirs[flag] is not None:
@@ -182,13 +187,75 @@ def test_an_optimiser_of_timm_has_the_options_that_were_typed_and_else_its_own()
 def test_values_arrive() -> None:
     _, config = translated(LINES["scripts h14 pretrain"])
     assert config.data.augment.crop_scale == [0.4, 1.0]
-    assert (config.data.augment.brightness, config.data.augment.grey) == (0.32, 0.2)
+    augment = config.data.augment
+    assert (augment.jitter, augment.jitter_prob, augment.grey) == ([0.32, 0.32, 0.32, 0.08], 0.8, 0.2)
     assert (config.run.name, config.tracking.project) == ("name", "project_name")
     assert (config.model.image.image_size, config.model.grad_checkpointing) == (84, True)
     _, config = translated(LINES["README, text tower in part"])
     assert config.data.train == "s3://b/cc3m/{00000..00329}.tar" and config.data.val == "s3://b/cc3m/{00330..00331}.tar"
     assert (config.model.text.frozen, config.model.text.unlocked_layers) == (True, 10)
     assert translated(f"{MAIN} --train-data a.tar --siglip")[1].objective.name == "siglip"
+
+
+def test_a_colour_jitter_without_a_probability_has_no_effect_in_open_clip() -> None:
+    translation, config = translated(f"{MAIN} --train-data a.tar --aug-cfg color_jitter='(0.4, 0.4, 0.4, 0.1)'")
+    assert config.data.augment.jitter == [0, 0, 0, 0]
+    assert any("color_jitter_prob" in note for note in translation.notes)
+
+
+SAVED = {  # of 40 epochs, each of 100 steps → checkpoint.every, checkpoint.keep; open_clip deletes none unless told
+    "": (100, flags.KEEP_ALL),
+    "--save-frequency 2": (200, flags.KEEP_ALL),
+    "--save-frequency 2 --save-most-recent": (200, flags.KEEP_ALL),
+    "--save-frequency 1 --delete-previous-checkpoint": (100, 1),
+    "--save-frequency 0": (4000, 1),
+    "--save-frequency 0 --save-most-recent": (100, 1),
+}
+
+
+@pytest.mark.parametrize("saved", SAVED)
+def test_as_many_checkpoints_stay_as_in_open_clip(saved: str) -> None:
+    translation, config = translated(f"{MAIN} --train-data a.tar --train-num-samples 6400 --epochs 40 {saved}")
+    assert (config.checkpoint.every, config.checkpoint.keep) == SAVED[saved]
+    told = any(note.startswith("--save-frequency") and "checkpoint.keep" in note for note in translation.notes)
+    assert told == (config.checkpoint.keep > 1)
+
+
+def test_all_that_is_refused_is_in_one_message() -> None:
+    words = "--text-key caption --opt lion --distill-model ViT-L-14 --precision bf17 --aug-cfg use_timm=True"
+    with raises(ConfigError, "--text-key", "--opt lion", "--distill-model ViT-L-14", "bf17", "use_timm") as caught:
+        run([f"{MAIN} --train-data a.tar {words}"])
+    assert len(str(caught.value).splitlines()) == 5
+    with raises(ConfigError, "--bach-size", "--epoch"):
+        run([f"{MAIN} --train-data a.tar --bach-size 3 --epoch-size 3"])
+
+
+def test_upsampling_factors_are_weights_of_sources() -> None:
+    _, config = translated(f"{MAIN} --train-data 'a.tar::d/{{0..9}}.tar' --train-data-upsampling-factors 2::0.5")
+    assert [(each.path, each.weight) for each in written_sources(config.data.train, "data.train")] == [
+        ("a.tar", 2),
+        ("d/{0..9}.tar", 0.5),
+    ]
+    table, _ = translated(f"{MAIN} --train-data a.csv --train-data-upsampling-factors 2")
+    assert table.keys["data.train"] == "a.csv"
+
+
+def test_each_source_of_a_line_may_be_a_pipe() -> None:
+    pipes = "::".join(f"pipe:aws s3 cp s3://b/{name}.tar -" for name in "ac")
+    assert translated(f"{MAIN} --train-data '{pipes}'")[1].data.train == "s3://b/a.tar::s3://b/c.tar"
+
+
+OWN_PIXELS = [
+    "--image-interpolation bicubic --image-resize-mode shortest",
+    "--image-mean 0.48145466 0.4578275 0.40821073 --image-std 0.26862954 0.26130258 0.27577711",
+    "--model ViT-B-16-SigLIP --pretrained webli --image-mean 0.5 0.5 0.50",
+]
+
+
+@pytest.mark.parametrize("given", OWN_PIXELS)
+def test_the_pixels_that_the_model_has_anyway_are_taken(given: str) -> None:
+    translation, _ = translated(f"{MAIN} --train-data a.tar {given}")
+    assert any(note.startswith(("--image-mean", "--image-interpolation")) for note in translation.notes)
 
 
 def test_tables_are_taken_as_they_are() -> None:
@@ -225,10 +292,14 @@ REFUSED = {
     f"{MAIN} --model CLAP-HTSAT-tiny --pretrained laion --audio-zeroshot-dataset ashraq/esc50": "zeroshot-dataset",
     f"{MAIN} --train-data t.csv --model coca_ViT-L-14 --coca-contrastive-loss-weight 0": "contrastive-loss-weight",
     "srun python -m open_clip_train.main --train-data a.tar": "gpus=N",
-    f"{MAIN} --train-data a.tar --distill-model ViT-L-14 --distill-pretrained openai": "--distill-model ViT-L-14",
-    f"{MAIN} --train-data a.tar::b.tar --train-data-upsampling-factors 1::2": "data.train=a.tar@2::b.tar",
+    f"{MAIN} --train-data a.tar --distill-model ViT-L-14": "--distill-model ViT-L-14",
+    f"{MAIN} --train-data a.tar::b.tar --train-data-upsampling-factors 2": "--train-data-upsampling-factors 2",
+    f"{MAIN} --train-data a.tar --train-data-upsampling-factors 0": "--train-data-upsampling-factors 0",
+    f"{MAIN} --train-data a.tar --image-mean 0.5 0.5 0.5": "0.48145466 0.4578275 0.40821073",
+    f"{MAIN} --train-data a.tar --image-interpolation bilinear": "--image-interpolation bilinear",
+    f"{MAIN} --train-data a.tar --model hf-hub:a/b --image-mean 0.5 0.5 0.5": "--image-mean 0.5 0.5 0.5",
     f"{MAIN} --train-data a.tar --json-text-key 'a;b'": "data.captions=[a,b]",
-    f"{MAIN} --train-data a.tar --use-naflex --naflex-seq-lens 1 2": "--use-naflex",
+    f"{MAIN} --train-data a.tar --use-naflex": "--use-naflex",
     f"{MAIN} --train-data a.tar --opt lion": "timm/NAME",
     f"{MAIN} --train-data a.tar --opt timm/lion": "--lr",
     f"{MAIN} --train-data a.tar --momentum 0.9": "timm/NAME",
@@ -244,6 +315,8 @@ REFUSED = {
 VALUES = {  # of flags that take another value than 1
     "val-data": "b.tar", "dataset-type": "webdataset", "text-key": "txt", "precision": "bf16", "model": "ViT-B-16",
     "aug-cfg": "scale='(0.4, 1.0)'", "force-image-size": "112", "opt": "adamw", "report-to": "wandb",
+    "image-mean": "0.48145466 0.4578275 0.40821073",
+    "image-std": "0.26862954 0.26130258 0.27577711", "image-interpolation": "bicubic",
     "resume": "latest", "lr-scheduler": "const", "image-resize-mode": "longest", "force-patch-dropout": "0.3",
     "beta1": "0.8", "beta2": "0.9", "save-frequency": "0", "val-frequency": "0", "epochs-cooldown": "3",
 }  # fmt: skip
@@ -269,7 +342,7 @@ WRONG = {
     "--accum-freq 0": "--accum-freq 0",
     "--epochs 0.5": "--epochs 0.5",
     "--train-num-samples 0": "--train-num-samples 0",
-    "--aug-cfg color_jitter=x": "data.augment.brightness=x",
+    "--aug-cfg color_jitter=x color_jitter_prob=1": "data.augment.jitter=x",
     "--lr fast": "optim.lr=fast",
     "--warmup 1.5": "optim.warmup=1.5",
     "--force-patch-dropout 1": "model.image.patch_dropout=1.0",
