@@ -11,7 +11,8 @@ import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
-from typing import NoReturn
+from pathlib import Path
+from typing import Any, NoReturn
 
 from dyad.data.base.errors import ConfigError, nearest
 from dyad.doctor.open_clip_line import EXAMPLE, Launch, read_line
@@ -29,13 +30,13 @@ class Translation:
     """An open_clip command and the Dyad command that replaces it, built step by step by the functions in RULES.
 
     launch: the processes that the command starts. given: flag without dashes → its values in the open_clip command.
-    keys: key → value for `python -m train`. notes: lines for the user. implied: key → whether its value is a default of
-    open_clip, and not from a flag in the command.
+    keys: key → value for `python -m train`, a text or a list of texts. notes: lines for the user. implied: key →
+    whether its value is a default of open_clip, and not from a flag in the command.
     """
 
     launch: Launch
     given: Mapping[str, list[str]]
-    keys: dict[str, str] = field(default_factory=dict)
+    keys: dict[str, Any] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     implied: dict[str, bool] = field(default_factory=dict)
 
@@ -89,7 +90,7 @@ class Translation:
 
         implied: whether the value is a default of open_clip, and not from a flag on the command line.
         """
-        self.keys[key] = str(value)
+        self.keys[key] = value if isinstance(value, list) else str(value)
         self.implied[key] = implied
 
     def note(self, flag: str, text: str) -> None:
@@ -156,16 +157,19 @@ def translate(line: str, gpus: int | None = None) -> Translation:
 
 
 def _data(job: Translation) -> None:
-    """Set data.train and data.val of the translation `job`, from the open_clip flags for data.
+    """Set data.train, data.val and eval.suite of the translation `job`, from the open_clip flags for data.
 
     Raises ConfigError without --train-data, and for a --text-key other than txt.
     """
     if "train-data" not in job.given:
-        evaluate = "python -m eval checkpoint=RUN suite=[wds:FOLDER]"
+        evaluate = "python -m eval checkpoint=RUN suite=[imagenet:FOLDER]"
         raise ConfigError(f"there is no --train-data: the line only evaluates. Write, with one of our runs: {evaluate}")
     for flag, key in {"train-data": "data.train", "val-data": "data.val"}.items():
         if flag in job.given:
             job.set(key, _shards(job, flag))
+    folders = [Path(job.text(flag), inner) for flag, inner in flags.IMAGENET.items() if flag in job.given]
+    if folders:
+        job.set("eval.suite", [f"imagenet:{folder}" for folder in folders])
     if job.text("text-key") not in ("", "txt"):
         job.refuse("text-key", "captions are read from the .txt member, or from fields of the .json member")
 
@@ -192,7 +196,7 @@ def _length(job: Translation) -> None:
     """Set the keys global_batch_size, chunk_size (with --accum-freq above 1), and the length of the run in `job`.
 
     The length is the key `steps` if the steps per epoch are known, else the key `epochs`. In the first case
-    checkpoint.every is set too, and eval.every with --val-data.
+    checkpoint.every is set too, and eval.every with --val-data, --imagenet-val or --imagenet-v2.
     """
     per_gpu, every, epochs = job.number("batch-size"), job.number("accum-freq"), job.number("epochs")
     job.set("global_batch_size", per_gpu * every * job.world_size, implied="batch-size" not in job.given)
@@ -214,7 +218,7 @@ def _length(job: Translation) -> None:
         steps * (job.number("save-frequency", 0) or epochs),
         implied="save-frequency" not in job.given,
     )
-    if "val-data" in job.given:
+    if job.given.keys() & {"val-data", *flags.IMAGENET}:
         job.set("eval.every", steps * job.number("val-frequency", 0), implied="val-frequency" not in job.given)
 
 

@@ -39,10 +39,13 @@ SWITCHES = {
 # Flags of tables (.csv, .tsv)
 OF_TABLES = {"csv-separator", "csv-img-key", "csv-caption-key"}
 
+# Flag of ImageNet → the folder, inside that of its value, that has the class folders
+IMAGENET = {"imagenet-val": "", "imagenet-v2": "ImageNetV2-matched-frequency"}
+
 # Flags that translate.py handles one by one
 OWN_RULE = """train-data val-data dataset-type text-key batch-size accum-freq epochs train-num-samples epochs-cooldown
-save-frequency val-frequency precision aug-cfg force-image-size opt momentum skip-scheduler report-to use-bn-sync
-resume""".split()
+imagenet-val imagenet-v2 save-frequency val-frequency precision aug-cfg force-image-size opt momentum skip-scheduler
+report-to use-bn-sync resume""".split()
 
 
 def by_name(names: Mapping[str, str]) -> dict[str, str]:
@@ -70,8 +73,6 @@ ALREADY = by_name(
         "set HF_HOME": "cache-dir",
         "a tower's projection always trains": "text-pooler-own-group",
         "eval.every is one rhythm, in steps, for data.val and eval.suite": "zeroshot-frequency",
-        "eval.suite=[wds:FOLDER] takes ImageNet as CLIP_benchmark ships it, with its prompts": "imagenet-val "
-        "imagenet-v2",
     }
 )
 

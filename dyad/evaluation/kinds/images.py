@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 from dyad.data.config import CaptionPer
 from dyad.data.shards.sources import parse_sources
 from dyad.data.tables.prepare import checked_tables, prepared_tables, table_options
+from dyad.eval.tasks.imagenet import class_folders, class_prompts
 from dyad.eval.tasks.prompts import read_task
 from dyad.eval.tasks.wds import IMAGES, read_wds
 from dyad.evaluation.suite_entry import Inputs, SuiteEntry, SuiteKind
@@ -27,22 +28,25 @@ def images(
     build: Callable[[SuiteEntry, Shards, Inputs], Evaluator],
     form: str = "SHARDS",
     named: Callable[[SuiteEntry], tuple[Any, str]] = lambda entry: (entry.target, entry.key),
+    **own: Any,
 ) -> SuiteKind:
     """Return a SuiteKind (how entries KIND:TARGET of one KIND are checked and built) for image_text models and for
     targets that name shards of images.
 
     build: makes the evaluator of an entry from its opened shards. form: how a target is written, for help texts. named:
     returns, for an entry, (the shards that it names, in the syntax of data.train; the configuration key for messages).
+    own: data options that hold for the targets in place of those of the run.
     """
 
     def open_and_build(entry: SuiteEntry, inputs: Inputs) -> Evaluator:
         from dyad.data.shards.shards import open_shards
 
-        prepared = prepared_tables(table_options(entry.data))
+        prepared = prepared_tables(table_options(replace(entry.data, **own)))
+        inputs = replace(inputs, config=replace(inputs.config, data=replace(inputs.config.data, **own)))
         return build(entry, open_shards(parse_sources(*named(entry), tables=prepared)), inputs)
 
     def check(entry: SuiteEntry) -> None:
-        parse_sources(*named(entry), tables=checked_tables(table_options(entry.data)))
+        parse_sources(*named(entry), tables=checked_tables(table_options(replace(entry.data, **own))))
 
     return SuiteKind(Task.image_text, form, check, open_and_build)
 
@@ -76,14 +80,23 @@ def _zero_shot(entry: SuiteEntry, shards: Shards, inputs: Inputs) -> Evaluator:
     return replace(found, data=of_classes(found.data, task, entry.spec))
 
 
+def _class_folders(entry: SuiteEntry) -> tuple[list[str], str]:
+    class_folders(entry.path)  # raises ConfigError for any other folder
+    return [str(entry.path)], entry.key
+
+
+def _imagenet(entry: SuiteEntry, shards: Shards, inputs: Inputs) -> Evaluator:
+    classes = class_prompts()
+    names = dict(zip(class_folders(entry.path), classes, strict=True))
+    found = _classification(entry, shards, inputs, "class", classes)
+    return replace(found, data=replace(found.data, labels=[names.get(label, label) for label in found.data.labels]))
+
+
 def _wds(entry: SuiteEntry, shards: Shards, inputs: Inputs) -> Evaluator:
     folder, config = read_wds(entry.path), inputs.config
-    keys = {"image_key": IMAGES, "captions": ["txt"], "caption_weights": None}
-    keys["caption_per"] = CaptionPer.line
-    own = replace(config, data=replace(config.data, **keys), eval=replace(config.eval, truth=Truth.pairs))
-    inputs = replace(inputs, config=own)
     if not folder.classes:
-        return _retrieval(entry, shards, inputs)
+        pairs = replace(config, eval=replace(config.eval, truth=Truth.pairs))
+        return _retrieval(entry, shards, replace(inputs, config=pairs))
     found = _classification(entry, shards, inputs, "cls", folder.classes)
     return replace(found, data=replace(found.data, labels=folder.class_names(found.data.labels)))
 
@@ -103,8 +116,15 @@ def _classification(
 
 RETRIEVAL, VIEWS = images(_retrieval), replace(images(_views), task=Task.views)
 ZERO_SHOT = images(_zero_shot, "TASK.json", lambda entry: (read_task(entry.path).source, f"{entry.target}: source"))
+IMAGENET = replace(
+    images(_imagenet, "FOLDER (1,000 class folders)", _class_folders, image_key=IMAGES, columns=[]), prefix="imagenet"
+)
 WDS = images(
     _wds,
     "FOLDER (a CLIP_benchmark data set)",
     lambda entry: (read_wds(entry.path).shards, f"wds:{entry.target}: shard"),
+    image_key=IMAGES,
+    captions=["txt"],
+    caption_weights=None,
+    caption_per=CaptionPer.line,
 )
