@@ -45,7 +45,8 @@ from dyad.eval.config import Baseline
 from dyad.eval.search.index_spec import EXACT, check_spec
 from dyad.eval.tasks.question_sets import names_beir
 from dyad.evaluation.kinds.answers import ANSWERS, IN_CONTEXT
-from dyad.evaluation.kinds.images import IMAGENET, RETRIEVAL, VIEWS, WDS, ZERO_SHOT
+from dyad.evaluation.kinds.imagenet import IMAGENET
+from dyad.evaluation.kinds.images import RETRIEVAL, VIEWS, WDS, ZERO_SHOT
 from dyad.evaluation.kinds.labelled import CLASSES, PROBE
 from dyad.evaluation.kinds.passages import BEIR, DPR
 from dyad.evaluation.kinds.sequences import CONTEXT_PROBE, NEXT_ITEM

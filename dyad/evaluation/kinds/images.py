@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, cast
 from dyad.data.config import CaptionPer
 from dyad.data.shards.sources import parse_sources
 from dyad.data.tables.prepare import checked_tables, prepared_tables, table_options
-from dyad.eval.tasks.imagenet import class_folders, class_prompts
 from dyad.eval.tasks.prompts import read_task
 from dyad.eval.tasks.wds import IMAGES, read_wds
 from dyad.evaluation.suite_entry import Inputs, SuiteEntry, SuiteKind
@@ -76,20 +75,8 @@ def _zero_shot(entry: SuiteEntry, shards: Shards, inputs: Inputs) -> Evaluator:
     from dyad.eval.tasks.zero_shot import of_classes
 
     task = read_task(entry.path)
-    found = _classification(entry, shards, inputs, task.label, task.classes)
+    found = classification(entry, shards, inputs, task.label, task.classes)
     return replace(found, data=of_classes(found.data, task, entry.spec))
-
-
-def _class_folders(entry: SuiteEntry) -> tuple[list[str], str]:
-    class_folders(entry.path)  # raises ConfigError for any other folder
-    return [str(entry.path)], entry.key
-
-
-def _imagenet(entry: SuiteEntry, shards: Shards, inputs: Inputs) -> Evaluator:
-    classes = class_prompts()
-    names = dict(zip(class_folders(entry.path), classes, strict=True))
-    found = _classification(entry, shards, inputs, "class", classes)
-    return replace(found, data=replace(found.data, labels=[names.get(label, label) for label in found.data.labels]))
 
 
 def _wds(entry: SuiteEntry, shards: Shards, inputs: Inputs) -> Evaluator:
@@ -97,11 +84,11 @@ def _wds(entry: SuiteEntry, shards: Shards, inputs: Inputs) -> Evaluator:
     if not folder.classes:
         pairs = replace(config, eval=replace(config.eval, truth=Truth.pairs))
         return _retrieval(entry, shards, replace(inputs, config=pairs))
-    found = _classification(entry, shards, inputs, "cls", folder.classes)
+    found = classification(entry, shards, inputs, "cls", folder.classes)
     return replace(found, data=replace(found.data, labels=folder.class_names(found.data.labels)))
 
 
-def _classification(
+def classification(
     entry: SuiteEntry, shards: Shards, inputs: Inputs, label: str, classes: Mapping[str, Sequence[str]]
 ) -> ZeroShot:
     """Return the zero-shot evaluator of a data set of labelled images. label: the field of a sample that holds its
@@ -116,9 +103,6 @@ def _classification(
 
 RETRIEVAL, VIEWS = images(_retrieval), replace(images(_views), task=Task.views)
 ZERO_SHOT = images(_zero_shot, "TASK.json", lambda entry: (read_task(entry.path).source, f"{entry.target}: source"))
-IMAGENET = replace(
-    images(_imagenet, "FOLDER (1,000 class folders)", _class_folders, image_key=IMAGES, columns=[]), prefix="imagenet"
-)
 WDS = images(
     _wds,
     "FOLDER (a CLIP_benchmark data set)",

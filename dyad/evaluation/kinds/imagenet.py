@@ -1,11 +1,22 @@
-"""ImageNet as a folder with one folder of images for each class, and its class names and prompts from open_clip. Does
-not import torch before the prompts are asked for."""
+"""Zero-shot classification of ImageNet: a folder with one folder of images for each class. Class names and prompts come
+from open_clip."""
+
+from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from dyad.data.base.errors import ConfigError
 from dyad.eval.tasks.prompts import distinct, prompted
+from dyad.eval.tasks.wds import IMAGES
+from dyad.evaluation.kinds.images import classification, images
+from dyad.evaluation.suite_entry import Inputs, SuiteEntry
+
+if TYPE_CHECKING:
+    from dyad.data.shards.shards import Shards
+    from dyad.eval.encode.encoder import Evaluator
 
 COUNT = 1000
 WORDNET_ID = re.compile(r"n\d{8}")
@@ -38,3 +49,20 @@ def class_prompts() -> dict[str, list[str]]:
 
     templates = [template("{c}") for template in OPENAI_IMAGENET_TEMPLATES]
     return prompted(distinct(IMAGENET_CLASSNAMES), templates, Path("open_clip"))
+
+
+def _source(entry: SuiteEntry) -> tuple[list[str], str]:
+    class_folders(entry.path)  # raises ConfigError for any other folder
+    return [str(entry.path)], entry.key
+
+
+def _imagenet(entry: SuiteEntry, shards: Shards, inputs: Inputs) -> Evaluator:
+    classes = class_prompts()
+    names = dict(zip(class_folders(entry.path), classes, strict=True))
+    found = classification(entry, shards, inputs, "class", classes)
+    return replace(found, data=replace(found.data, labels=[names.get(label, label) for label in found.data.labels]))
+
+
+IMAGENET = replace(
+    images(_imagenet, "FOLDER (1,000 class folders)", _source, image_key=IMAGES, columns=[]), prefix="imagenet"
+)
