@@ -22,7 +22,7 @@ PURPOSE = """Data for both tasks: list what is in it and what is broken, check i
                            .jsonl, or .tsv with id, text, title
 Training takes all of these as they are. Columns of other names: columns=[picture,caption] or
 columns=[question,positive,negative]. Tables without byte offsets are converted once, into .index/ beside them or
-your cache, up to 4 GiB; larger ones, and those with bad rows, by `pack`.
+your cache, up to 8 GiB; larger ones, and those with bad rows, by `pack`.
 A SOURCE is a file, its folder, a glob, 'd/{000..099}.tar', several joined as 'a.tar::b.tar', or a URL.
 Compressed files cannot be read by offset: unpack them first, with gunzip -k FILE.gz or zstd -d FILE.zst.
 Shards that training refuses are packed anew, with what is sound in them: pack x.tar out=mended on_error=skip."""

@@ -28,7 +28,8 @@ from dyad.data.tables.image_table import ImageTable, TableOptions, image_table, 
 from dyad.data.tables.readers import Fields, Row, Table
 
 FORMAT = 2
-LARGEST = 4 << 30  # the most bytes of a table, and of its shard, that are converted at the start of a run
+# The most bytes of a table, and of its shard, that are converted at the start of a run; ImageNet's val has 6.3 GiB
+LARGEST = 8 << 30
 ROLES = ("anchor", "positive", "negative")  # names that the named columns of texts get; further ones negative_1, …
 
 CheckRow = Callable[[Fields], object]  # a function that raises BadRow for a row of texts that training refuses

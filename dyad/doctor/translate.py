@@ -10,6 +10,7 @@ import re
 import shlex
 from collections.abc import Sequence
 from itertools import product
+from pathlib import Path
 
 from dyad.data.base.errors import ConfigError, nearest, raise_broken
 from dyad.doctor.open_clip_line import EXAMPLE, read_line
@@ -58,16 +59,19 @@ def translate(line: str, gpus: int | None = None) -> Translation:
 
 
 def _data(job: Translation) -> None:
-    """Set data.train and data.val of the translation `job`, from the open_clip flags for data.
+    """Set data.train, data.val and eval.suite of the translation `job`, from the open_clip flags for data.
 
     Raises ConfigError without --train-data. Refuses a --text-key other than txt.
     """
     if "train-data" not in job.given:
-        evaluate = "python -m eval checkpoint=RUN suite=[wds:FOLDER]"
+        evaluate = "python -m eval checkpoint=RUN suite=[imagenet:FOLDER]"
         raise ConfigError(f"there is no --train-data: the line only evaluates. Write, with one of our runs: {evaluate}")
     for flag, key in {"train-data": "data.train", "val-data": "data.val"}.items():
         if flag in job.given:
             job.set(key, _shards(job, flag))
+    folders = [Path(job.text(flag), inner) for flag, inner in flags.IMAGENET.items() if flag in job.given]
+    if folders:
+        job.set("eval.suite", [f"imagenet:{folder}" for folder in folders])
     if job.text("text-key") not in ("", "txt"):
         job.refuse("text-key", "captions are read from the .txt member, or from fields of the .json member")
 
@@ -101,8 +105,8 @@ def _shards(job: Translation, flag: str) -> str:
 def _length(job: Translation) -> None:
     """Set the keys global_batch_size, chunk_size (with --accum-freq above 1), and the length of the run in `job`.
 
-    The length is the key `steps` if the steps per epoch are known, else the key `epochs`. In the first case and with
-    --val-data, eval.every is set too.
+    The length is the key `steps` if the steps per epoch are known, else the key `epochs`. In the first case and
+    with --val-data, --imagenet-val or --imagenet-v2, eval.every is set too.
     """
     per_gpu, every, epochs = job.number("batch-size"), job.number("accum-freq"), job.number("epochs")
     job.set("global_batch_size", per_gpu * every * job.world_size, implied="batch-size" not in job.given)
@@ -119,7 +123,7 @@ def _length(job: Translation) -> None:
         return
     job.set("steps", steps * epochs)
     job.note("train-num-samples", f"samples are counted by the index; steps says the length: {epochs} × {steps}")
-    if "val-data" in job.given:
+    if job.given.keys() & {"val-data", *flags.IMAGENET}:
         job.set("eval.every", steps * job.number("val-frequency", 0), implied="val-frequency" not in job.given)
 
 

@@ -5,6 +5,7 @@ import re
 import shlex
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from dyad.data.base.errors import ConfigError
 from dyad.doctor.open_clip_line import Launch
@@ -19,13 +20,13 @@ class Translation:
     """An open_clip command and the Dyad command that replaces it, built step by step by the functions in RULES.
 
     launch: the processes that the command starts. given: flag without dashes → its values in the open_clip command.
-    keys: key → value for `python -m train`. notes: lines for the user. implied: key → whether its value is a default of
-    open_clip, and not from a flag in the command. refused: why the command cannot be translated, a line each.
+    keys: key → value for `python -m train`, a text or a list of texts. notes: lines for the user. implied: key →
+    whether its value is a default of open_clip, and not from a flag in the command. refused: why the command cannot be translated, a line each.
     """
 
     launch: Launch
     given: Mapping[str, list[str]]
-    keys: dict[str, str] = field(default_factory=dict)
+    keys: dict[str, Any] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     implied: dict[str, bool] = field(default_factory=dict)
     refused: list[str] = field(default_factory=list)
@@ -80,7 +81,7 @@ class Translation:
 
         implied: whether the value is a default of open_clip, and not from a flag on the command line.
         """
-        self.keys[key] = str(value)
+        self.keys[key] = value if isinstance(value, list) else str(value)
         self.implied[key] = implied
 
     def note(self, flag: str, text: str) -> None:

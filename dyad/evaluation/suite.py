@@ -5,6 +5,8 @@ The kinds, by the task of the model:
 image_text
   retrieval:SHARDS      images and captions, named as in data.val
   zero_shot:TASK.json   labelled images and prompts (format: prompts.py, and --help)
+  imagenet:FOLDER       ImageNet's validation images or ImageNet-V2: one folder for each of the 1,000 classes, named by
+                        its WordNet id (n01440764 …) or its index; class names and templates of open_clip, as there
   wds:FOLDER            a CLIP_benchmark data set (format: wds.py): labelled images, or images and captions; as
                         in CLIP_benchmark, only the captions of an image itself are right for the image
 labelled
@@ -43,6 +45,7 @@ from dyad.eval.config import Baseline
 from dyad.eval.search.index_spec import EXACT, check_spec
 from dyad.eval.tasks.question_sets import names_beir
 from dyad.evaluation.kinds.answers import ANSWERS, IN_CONTEXT
+from dyad.evaluation.kinds.imagenet import IMAGENET
 from dyad.evaluation.kinds.images import RETRIEVAL, VIEWS, WDS, ZERO_SHOT
 from dyad.evaluation.kinds.labelled import CLASSES, PROBE
 from dyad.evaluation.kinds.passages import BEIR, DPR
@@ -105,16 +108,17 @@ def _entries(config: TrainConfig) -> Iterator[SuiteEntry]:
             hint = f" '{kind}' is of task={other.name}." if other else nearest(kind, legal)
             hint += plugins_needed(config.plugins)
             raise ConfigError(f"eval.suite: '{spec}' must be one of {forms} (task={config.task.name}).{hint}")
-        names.append(_name(target, names))
+        names.append(_name(target, names, legal[kind].prefix))
         yield SuiteEntry(legal[kind], f"eval/{names[-1]}", f"eval.suite: {kind}", spec, target, config.data)
 
 
-def _name(target: str, taken: Sequence[str]) -> str:
-    """Return a name for a suite entry: the last part of its path, without suffix. If `taken` has that name, add the
-    first number from 2 on that makes it new.
+def _name(target: str, taken: Sequence[str], prefix: str = "") -> str:
+    """Return a name for a suite entry: the last part of its path, without suffix. If it does not begin with `prefix`,
+    put "PREFIX-" before it. If `taken` has that name, add the first number from 2 on that makes it new.
     """
     last = re.sub(r"\.(tar|jsonl?|[ct]sv|parquet|arrow)(@.*)?$|@test$", "", Path(target).name)
     stem = re.sub(r"[^\w.-]+", "_", last).strip("_") or "set"
+    stem = stem if stem.lower().startswith(prefix) else f"{prefix}-{stem}"
     return next(name for name in chain([stem], (f"{stem}-{n}" for n in count(2))) if name not in taken)
 
 
@@ -130,6 +134,7 @@ KINDS = {
     "retrieval": RETRIEVAL,
     "views": VIEWS,
     "zero_shot": ZERO_SHOT,
+    "imagenet": IMAGENET,
     "wds": WDS,
     "classes": CLASSES,
     "beir": BEIR,

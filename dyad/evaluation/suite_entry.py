@@ -38,13 +38,14 @@ class SuiteKind:
 
     task: the task whose models can be evaluated on it; None: every task. form: how a target (the part of an entry after
     KIND:) is written, for help texts. check: raises ConfigError for an invalid target. build: returns the evaluator of
-    an entry.
+    an entry. prefix: put before the names of its data sets in results, unless they begin with it.
     """
 
     task: Task | None
     form: str
     check: Callable[[SuiteEntry], Any]
     build: Callable[[SuiteEntry, Inputs], Evaluator]
+    prefix: str = ""
 
 
 @dataclass(frozen=True)

@@ -165,6 +165,13 @@ def _beside(path: Path, shards: str) -> str:
     return "::".join(parts)
 
 
+def distinct(names: Sequence[str]) -> dict[str, list[str]]:
+    """Return class name → [its prompt], from the names of the classes in order. A name of several classes is the prompt
+    of each of them; their class names are the name with the class index, as "crane (517)"."""
+    counts = Counter(names)
+    return {name if counts[name] == 1 else f"{name} ({index})": [name] for index, name in enumerate(names)}
+
+
 def prompted(classes: Mapping[str, list[str]], templates: Sequence[str], path: Path) -> dict[str, list[str]]:
     """Return class name → its texts: each prompt of the class put into each template in place of {c} or {}.
 

@@ -7,14 +7,13 @@ dataset_type.txt with "retrieval"         for retrieval: the .txt file of a samp
 """
 
 import re
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from dyad.data.base.errors import ConfigError, DataError
 from dyad.data.shards.text_files import open_text
-from dyad.eval.tasks.prompts import prompted
+from dyad.eval.tasks.prompts import distinct, prompted
 
 IMAGES = "webp;png;jpg;jpeg"
 LARGEST = 4 << 20  # bytes of a file of names
@@ -69,11 +68,9 @@ def _shards(path: Path) -> list[str]:
 
 
 def _classes(path: Path) -> dict[str, list[str]]:
-    names = _lines(path / "classnames.txt")
-    counts = Counter(names)
-    named = {c if counts[c] == 1 else f"{c} ({i})": [c] for i, c in enumerate(names)}  # ImageNet has two cranes
+    names = distinct(_lines(path / "classnames.txt"))  # ImageNet has two cranes
     templates = path / "zeroshot_classification_templates.txt"
-    return prompted(named, _lines(templates), templates)
+    return prompted(names, _lines(templates), templates)
 
 
 def _lines(path: Path, needed: bool = True) -> list[str]:

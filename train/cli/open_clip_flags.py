@@ -48,10 +48,13 @@ PREPROCESS |= {"interpolation": "bicubic"}
 # Flags of tables (.csv, .tsv)
 OF_TABLES = {"csv-separator", "csv-img-key", "csv-caption-key"}
 
+# Flag of ImageNet → the folder, inside that of its value, that has the class folders
+IMAGENET = {"imagenet-val": "", "imagenet-v2": "ImageNetV2-matched-frequency"}
+
 # Flags that translate.py handles one by one
 OWN_RULE = """train-data val-data dataset-type text-key batch-size accum-freq epochs train-num-samples epochs-cooldown
-save-frequency val-frequency precision aug-cfg force-image-size opt momentum skip-scheduler report-to use-bn-sync
-resume train-data-upsampling-factors image-mean image-std image-interpolation""".split()
+imagenet-val imagenet-v2 save-frequency val-frequency precision aug-cfg force-image-size opt momentum skip-scheduler
+report-to use-bn-sync resume train-data-upsampling-factors image-mean image-std image-interpolation""".split()
 
 
 def by_name(names: Mapping[str, str]) -> dict[str, str]:
@@ -79,8 +82,6 @@ ALREADY = by_name(
         "set HF_HOME": "cache-dir",
         "a tower's projection always trains": "text-pooler-own-group",
         "eval.every is one rhythm, in steps, for data.val and eval.suite": "zeroshot-frequency",
-        "eval.suite=[wds:FOLDER] takes ImageNet as CLIP_benchmark ships it, with its prompts": "imagenet-val "
-        "imagenet-v2",
     }
 )
 

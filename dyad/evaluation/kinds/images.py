@@ -27,22 +27,25 @@ def images(
     build: Callable[[SuiteEntry, Shards, Inputs], Evaluator],
     form: str = "SHARDS",
     named: Callable[[SuiteEntry], tuple[Any, str]] = lambda entry: (entry.target, entry.key),
+    **own: Any,
 ) -> SuiteKind:
     """Return a SuiteKind (how entries KIND:TARGET of one KIND are checked and built) for image_text models and for
     targets that name shards of images.
 
     build: makes the evaluator of an entry from its opened shards. form: how a target is written, for help texts. named:
     returns, for an entry, (the shards that it names, in the syntax of data.train; the configuration key for messages).
+    own: data options that hold for the targets in place of those of the run.
     """
 
     def open_and_build(entry: SuiteEntry, inputs: Inputs) -> Evaluator:
         from dyad.data.shards.shards import open_shards
 
-        prepared = prepared_tables(table_options(entry.data))
+        prepared = prepared_tables(table_options(replace(entry.data, **own)))
+        inputs = replace(inputs, config=replace(inputs.config, data=replace(inputs.config.data, **own)))
         return build(entry, open_shards(parse_sources(*named(entry), tables=prepared)), inputs)
 
     def check(entry: SuiteEntry) -> None:
-        parse_sources(*named(entry), tables=checked_tables(table_options(entry.data)))
+        parse_sources(*named(entry), tables=checked_tables(table_options(replace(entry.data, **own))))
 
     return SuiteKind(Task.image_text, form, check, open_and_build)
 
@@ -72,23 +75,20 @@ def _zero_shot(entry: SuiteEntry, shards: Shards, inputs: Inputs) -> Evaluator:
     from dyad.eval.tasks.zero_shot import of_classes
 
     task = read_task(entry.path)
-    found = _classification(entry, shards, inputs, task.label, task.classes)
+    found = classification(entry, shards, inputs, task.label, task.classes)
     return replace(found, data=of_classes(found.data, task, entry.spec))
 
 
 def _wds(entry: SuiteEntry, shards: Shards, inputs: Inputs) -> Evaluator:
     folder, config = read_wds(entry.path), inputs.config
-    keys = {"image_key": IMAGES, "captions": ["txt"], "caption_weights": None}
-    keys["caption_per"] = CaptionPer.line
-    own = replace(config, data=replace(config.data, **keys), eval=replace(config.eval, truth=Truth.pairs))
-    inputs = replace(inputs, config=own)
     if not folder.classes:
-        return _retrieval(entry, shards, inputs)
-    found = _classification(entry, shards, inputs, "cls", folder.classes)
+        pairs = replace(config, eval=replace(config.eval, truth=Truth.pairs))
+        return _retrieval(entry, shards, replace(inputs, config=pairs))
+    found = classification(entry, shards, inputs, "cls", folder.classes)
     return replace(found, data=replace(found.data, labels=folder.class_names(found.data.labels)))
 
 
-def _classification(
+def classification(
     entry: SuiteEntry, shards: Shards, inputs: Inputs, label: str, classes: Mapping[str, Sequence[str]]
 ) -> ZeroShot:
     """Return the zero-shot evaluator of a data set of labelled images. label: the field of a sample that holds its
@@ -107,4 +107,8 @@ WDS = images(
     _wds,
     "FOLDER (a CLIP_benchmark data set)",
     lambda entry: (read_wds(entry.path).shards, f"wds:{entry.target}: shard"),
+    image_key=IMAGES,
+    captions=["txt"],
+    caption_weights=None,
+    caption_per=CaptionPer.line,
 )

@@ -266,6 +266,13 @@ def test_tables_are_taken_as_they_are() -> None:
     assert translated(f"{MAIN} --train-data a.csv --csv-img-key x")[1].data.columns == ["x", "title"]
 
 
+def test_imagenet_is_evaluated_from_the_folders_that_open_clip_reads() -> None:
+    _, config = translated(f"{MAIN} {SMALL} --imagenet-val '/p/image net/val/' --imagenet-v2 /p/v2")
+    assert config.eval.suite == ["imagenet:/p/image net/val", "imagenet:/p/v2/ImageNetV2-matched-frequency"]
+    assert config.eval.every == 4 and translated(f"{MAIN} {SMALL}")[1].eval.every == 0
+    assert translated(LINES["README, one machine"])[1].eval.suite == ["imagenet:/data/imagenet"]
+
+
 def test_a_flag_that_has_no_key_is_one_line() -> None:
     given = {"wandb-notes": "X", "remote-sync": "s3://x", "local-loss": "", "horovod": "", "epochs-cooldown": "3"}
     translation, _ = translated(f"{MAIN} --train-data a.tar " + " ".join(f"--{k} {v}" for k, v in given.items()))

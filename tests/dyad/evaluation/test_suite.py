@@ -304,6 +304,7 @@ SPECS = {
     "retrieval:nowhere.tar": "nowhere.tar",
     "zero_shot:nowhere.json": "nowhere.json",
     "wds:nowhere": "nowhere",
+    "imagenet:nowhere": "imagenet:nowhere",
     "probe:nowhere.json": "probe:nowhere.json",
 }
 
