@@ -21,7 +21,8 @@ class Translation:
 
     launch: the processes that the command starts. given: flag without dashes → its values in the open_clip command.
     keys: key → value for `python -m train`, a text or a list of texts. notes: lines for the user. implied: key →
-    whether its value is a default of open_clip, and not from a flag in the command. refused: why the command cannot be translated, a line each.
+    whether its value is a default of open_clip, and not from a flag in the command. refused: why the command cannot be
+    translated, a line each.
     """
 
     launch: Launch
