@@ -7,7 +7,7 @@ braces need no quotes; one pair of quotes around a value is dropped. Imports not
 import json
 import re
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from copy import copy
 from dataclasses import Field, field, fields, replace
@@ -23,6 +23,7 @@ from dyad.data.base.limits import check_limits
 from dyad.data.base.plugins import PLUGINS, PLUGINS_HELP
 
 HELP = ("--help", "-h", "help")
+OPTION = re.compile(r"-|[A-Za-z_]\w*(\.\w+)*=")  # how an argument begins that is no path and no URL
 AT_COMMAS = re.compile(r"""(?:\{[^}]*\}|"[^"]*"|'[^']*'|[^,])+""")  # commas outside braces and quotes
 EXPECTED = {  # message of OmegaConf about a value → what the value must be
     r"Value '(.*)' of type .* could not be converted to Integer": "a whole number",
@@ -42,18 +43,33 @@ class RunOptions:
 
 
 def command_options(
-    schema: type[T], command: str, purpose: str, examples: Mapping[str, str], notes: Callable[[], str] = str
+    schema: type[T],
+    command: str,
+    purpose: str,
+    examples: Mapping[str, str],
+    notes: Callable[[], str] = str,
+    arguments: Sequence[str] | None = None,
 ) -> T:
-    """Return the options on the command line of this process as an object of the dataclass `schema`. With -h or --help,
-    print the help of the command and exit with 0 instead.
+    """Return the options on the command line as an object of the dataclass `schema`. With -h or --help, print the help
+    of the command and exit with 0 instead.
 
     schema: has the command's keys. command: the command's name, for messages. purpose, examples: as in `help_text`.
-    notes: returns the text that the help has after the keys. Raises ConfigError as `parse_options` does.
+    notes: returns the text that the help has after the keys. arguments: the options; None: all arguments of this
+    process. Raises ConfigError as `parse_options` does.
     """
-    if {"-h", "--help"} & set(sys.argv[1:]):
+    arguments = sys.argv[1:] if arguments is None else arguments
+    if {"-h", "--help"} & {*arguments}:
         print(help_text(purpose, examples, schema, notes()))
         sys.exit(0)
-    return parse_options(schema, sys.argv[1:], command)
+    return parse_options(schema, arguments, command)
+
+
+def split_arguments(arguments: Iterable[str]) -> tuple[list[str], list[str]]:
+    """Split command-line arguments into plain ones, such as paths and URLs, and options (key=value or -…)."""
+    found: tuple[list[str], list[str]] = ([], [])
+    for argument in arguments:
+        found[OPTION.match(argument) is not None].append(argument)
+    return found
 
 
 def parse_options(schema: type[T], arguments: Iterable[str], command: str) -> T:
