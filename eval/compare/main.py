@@ -71,15 +71,18 @@ def read_runs(folders: Iterable[Path]) -> dict[str, RunFolder]:
 def differing_keys(runs: Runs) -> Keys:
     """Return the keys that change the weights and differ between the runs, with their values.
 
-    A key that a run lacks has the value in ADDED, or null.
+    A key of ADDED that an older run lacks has the value there. Others that a run lacks, such as options of another
+    objective, have no value for it, which is no difference.
     """
+    options = {name: {**ADDED, **run.options} for name, run in runs.items()}
     keys = dict.fromkeys(key for run in runs.values() for key in run.options if not key.startswith(NOT_MATHS))
-    found = {key: {name: _text(run.options.get(key, ADDED.get(key))) for name, run in runs.items()} for key in keys}
+    found = {key: {name: _text(of[key]) for name, of in options.items() if key in of} for key in keys}
     return {printable(key): values for key, values in found.items() if len({*values.values()}) > 1}
 
 
 def _text(value: Any) -> str:
-    return printable(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str, skipkeys=True))
+    """Return a value as JSON has it, but a text without quotes."""
+    return printable(value if isinstance(value, str) else json.dumps(value, default=str, skipkeys=True))
 
 
 def headlines(runs: Runs) -> Metrics:
@@ -159,7 +162,9 @@ def as_csv(runs: Runs, keys: Keys, metrics: Metrics) -> str:
     rows: list[list[Any]] = [["run", "status", "steps", "loss", *map(" ".join, metrics), *keys]]
     for name, run in runs.items():
         state = [name, run.state.get("status"), run.step, last_value(run.history, "train/loss")]
-        rows.append([*state, *(score_of(run, m).value for m in metrics), *(values[name] for values in keys.values())])
+        rows.append(
+            [*state, *(score_of(run, m).value for m in metrics), *(values.get(name) for values in keys.values())]
+        )
     text = StringIO()
     safe = ([f"'{c}" if isinstance(c, str) and c.startswith(FORMULA) else c for c in row] for row in rows)
     csv.writer(text).writerows(safe)

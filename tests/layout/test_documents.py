@@ -53,7 +53,8 @@ OPTIONS = {
 }
 STARTED = re.compile(  # a command of ours: what starts it, its name, its words
     r"(?:[A-Z_]+=\S+ )*(?:python -m (?:train\.|eval\.)?|dyad |(?:bash|sbatch|srun)(?: -\S+)* launch/)"
-    r"(?P<name>train|eval|data|doctor|export|mine|report|compare|score|torchrun\.sh|slurm\.sbatch|demo\.sh)(?: (?P<words>.*))?"
+    r"(?P<name>train|eval|data|doctor|export|mine|report|compare|score|torchrun\.sh|slurm\.sbatch|demo\.sh)"
+    r"(?: (?P<words>.*))?"
 )
 PLACES = r"(?:tests|launch|train|data|eval|configs|docs|dyad)/[\w/.-]*|[\w.]+\.(?:md|toml|lock|hashes)"
 
