@@ -7,7 +7,7 @@ braces need no quotes; one pair of quotes around a value is dropped. Imports not
 import json
 import re
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from copy import copy
 from dataclasses import Field, field, fields, replace
@@ -43,25 +43,18 @@ class RunOptions:
 
 
 def command_options(
-    schema: type[T],
-    command: str,
-    purpose: str,
-    examples: Mapping[str, str],
-    notes: Callable[[], str] = str,
-    arguments: Sequence[str] | None = None,
+    schema: type[T], command: str, purpose: str, examples: Mapping[str, str], notes: Callable[[], str] = str
 ) -> T:
-    """Return the options on the command line as an object of the dataclass `schema`. With -h or --help, print the help
-    of the command and exit with 0 instead.
+    """Return the options on the command line of this process as an object of the dataclass `schema`. With -h or --help,
+    print the help of the command and exit with 0 instead.
 
     schema: has the command's keys. command: the command's name, for messages. purpose, examples: as in `help_text`.
-    notes: returns the text that the help has after the keys. arguments: the options; None: all arguments of this
-    process. Raises ConfigError as `parse_options` does.
+    notes: returns the text that the help has after the keys. Raises ConfigError as `parse_options` does.
     """
-    arguments = sys.argv[1:] if arguments is None else arguments
-    if {"-h", "--help"} & {*arguments}:
+    if {"-h", "--help"} & set(sys.argv[1:]):
         print(help_text(purpose, examples, schema, notes()))
         sys.exit(0)
-    return parse_options(schema, arguments, command)
+    return parse_options(schema, sys.argv[1:], command)
 
 
 def split_arguments(arguments: Iterable[str]) -> tuple[list[str], list[str]]:

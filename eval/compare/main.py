@@ -10,7 +10,7 @@ from io import StringIO
 from pathlib import Path
 from typing import Any
 
-from dyad.data.base.command_line import command_options, split_arguments
+from dyad.data.base.command_line import help_text, parse_options, split_arguments
 from dyad.data.base.errors import ConfigError, printable
 from dyad.data.base.files import raise_named, write_bytes
 from dyad.eval.config import CompareCommand
@@ -39,7 +39,9 @@ Metrics = Mapping[tuple[str, str], bool]  # (data set, metric) → whether a hig
 
 def main() -> None:
     folders, options = split_arguments(sys.argv[1:])
-    command = command_options(CompareCommand, "python -m eval.compare", PURPOSE, EXAMPLES, arguments=options)
+    if {"-h", "--help"} & {*options}:
+        return print(help_text(PURPOSE, EXAMPLES, CompareCommand))
+    command = parse_options(CompareCommand, options, "python -m eval.compare")
     runs = read_runs(Path(folder).expanduser() for folder in folders)
     keys, metrics = differing_keys(runs), headlines(runs)
     runs, console = best_first(runs, metrics), new_console()

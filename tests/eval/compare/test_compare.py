@@ -28,12 +28,12 @@ def run(folder: Path, *results: dict[str, Any], loss: float = 2.0, state: dict[s
 
 @pytest.fixture
 def compared(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
-    """Runs the command with some words; returns the lines that it prints."""
+    """Runs the command with some words; returns the lines that it prints, those on stderr last."""
 
     def compare(*words: object) -> list[str]:
         monkeypatch.setattr("sys.argv", ["eval.compare", *map(str, words)])
         main()
-        return [" ".join(line.split()) for line in capsys.readouterr().out.splitlines() if line.strip()]
+        return [" ".join(line.split()) for line in "".join(capsys.readouterr()).splitlines() if line.strip()]
 
     return compare
 
@@ -105,13 +105,14 @@ def test_the_table_as_csv_is_safe_in_a_spreadsheet(compared, tmp_path: Path) -> 
         compared(*runs, f"out={tmp_path}/nowhere/runs.csv")
 
 
-def test_parts_that_are_missing_or_damaged_leave_gaps(compared, tmp_path: Path, capsys) -> None:
+def test_parts_that_are_missing_or_damaged_leave_gaps(compared, tmp_path: Path) -> None:
     bare, damaged = tmp_path / "bare", run(tmp_path / "damaged", valued(0.5))
     bare.mkdir()
     (bare / "config.yaml").write_text("task: image_text\nsince: 2026-01-01\n")
     (damaged / "eval/val.json").write_text("[")
     lines = compared(bare, damaged)
-    assert lines[-2:] == ["bare – 0 –", "damaged finished 200 2"]
+    assert lines[-3:-1] == ["bare – 0 –", "damaged finished 200 2"]
+    assert "damaged: eval/val.json cannot be read" in lines[-1]
 
 
 @pytest.mark.parametrize("words", [[], ["a"], ["a", "a/"]], ids=["none", "one", "one twice"])
