@@ -15,6 +15,7 @@ COMMANDS = {
     "mine": ("dyad.evaluation.mine", "mine hard negatives with a run"),
     "score": ("dyad.evaluation.score", "score prompts by a language model"),
     "report": ("dyad.eval.report.main", "write the report of a run"),
+    "compare": ("dyad.eval.compare.main", "compare runs: keys that differ, scores"),
 }
 
 

@@ -1,4 +1,4 @@
-"""Options of the commands python -m eval, eval.score, eval.mine and eval.report. Does not import torch."""
+"""Options of the commands python -m eval and eval.score, mine, report and compare. Does not import torch."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -116,3 +116,10 @@ class ReportCommand:
 
     run: str = described(MISSING, "a run folder")
     out: str | None = described(None, "file of the page; null: report.html of the run")
+
+
+@dataclass
+class CompareCommand:
+    """Options of the command `python -m eval.compare`, beside the run folders."""
+
+    out: str | None = described(None, "also write the table to this file as CSV")

@@ -12,7 +12,7 @@ case ${1:-} in
     doctor) command=(python -m train.doctor "${@:2}") ;;
     torchrun) command=(bash launch/torchrun.sh "${@:2}") ;;
     *)
-        echo "'${1:-}' is none of: train, eval, data, doctor, torchrun, train.export, eval.mine, eval.report." >&2
+        echo "'${1:-}' is none of: train, eval, data, doctor, torchrun, train.export, eval.mine, eval.report, eval.compare." >&2
         exit 2
         ;;
 esac

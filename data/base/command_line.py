@@ -23,6 +23,7 @@ from dyad.data.base.limits import check_limits
 from dyad.data.base.plugins import PLUGINS, PLUGINS_HELP
 
 HELP = ("--help", "-h", "help")
+OPTION = re.compile(r"-|[A-Za-z_]\w*(\.\w+)*=")  # how an argument begins that is no path and no URL
 AT_COMMAS = re.compile(r"""(?:\{[^}]*\}|"[^"]*"|'[^']*'|[^,])+""")  # commas outside braces and quotes
 EXPECTED = {  # message of OmegaConf about a value → what the value must be
     r"Value '(.*)' of type .* could not be converted to Integer": "a whole number",
@@ -54,6 +55,14 @@ def command_options(
         print(help_text(purpose, examples, schema, notes()))
         sys.exit(0)
     return parse_options(schema, sys.argv[1:], command)
+
+
+def split_arguments(arguments: Iterable[str]) -> tuple[list[str], list[str]]:
+    """Split command-line arguments into plain ones, such as paths and URLs, and options (key=value or -…)."""
+    found: tuple[list[str], list[str]] = ([], [])
+    for argument in arguments:
+        found[OPTION.match(argument) is not None].append(argument)
+    return found
 
 
 def parse_options(schema: type[T], arguments: Iterable[str], command: str) -> T:

@@ -1,13 +1,12 @@
 """The main program of `python -m data VERB`, for the verbs in VERBS. The module of a verb is imported when it runs."""
 
-import re
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
-from dyad.data.base.command_line import HELP, key_table, parse_options
+from dyad.data.base.command_line import HELP, key_table, parse_options, split_arguments
 from dyad.data.base.errors import ConfigError, nearest
 from dyad.data.cli import options as of_verbs
 
@@ -138,8 +137,7 @@ def parse_verb(verb: Verb, arguments: Sequence[str]) -> tuple[list[str], Any]:
     Raises ConfigError for an unknown, repeated or missing option, for a value of a wrong type or outside its limits,
     and for too few or too many plain arguments.
     """
-    keys = [argument for argument in arguments if re.match(r"-|[A-Za-z_]\w*(\.\w+)*=", argument)]
-    plain = [argument for argument in arguments if argument not in keys]
+    plain, keys = split_arguments(arguments)
     options = parse_options(verb.options, keys, f"python -m data {verb.name}")
     if not plain or (len(plain) > 1 and verb.argument != "SOURCE"):
         got = "is missing" if not plain else f"is one, not {len(plain)}: {' '.join(plain)}"

@@ -191,17 +191,20 @@ def _passage_groups(result: Result) -> Groups:
 # ---- printed tables --------------------------------------------------------------------------------------------------
 
 
-def _table(*columns: str, title: str | None = None) -> Any:
+def new_table(*columns: str, title: str | None = None, first_width: int | None = LONGEST_NAME) -> Any:
     """Make an empty Rich table for the terminal with these column names and title; None: no title.
 
-    Long names in the first column are broken into several lines.
+    Texts that are too long for their column are broken into several lines. first_width: the most characters of the
+    first column; None: as many as fit.
     """
     from rich.box import SIMPLE
     from rich.table import Table
 
     table = Table(*columns, title=title, title_justify="left", box=SIMPLE)
     table.pad_edge, table.padding = False, (0, 1, 0, 0)
-    table.columns[0].overflow, table.columns[0].max_width = "fold", LONGEST_NAME
+    for column in table.columns:
+        column.overflow = "fold"
+    table.columns[0].max_width = first_width
     return table
 
 
@@ -258,7 +261,7 @@ def _retrieval_tables(results: Sequence[Result]) -> Iterator[Any]:
         ways = [way for way in WAYS if any(metric.startswith(f"{way}_R@") for metric in result["metrics"])]
         ks = [k.removeprefix(f"{ways[0]}_R@") for k in result["metrics"] if k.startswith(f"{ways[0]}_R@")][:4]
         counted = ("images", "texts")[: len(ways)]
-        table = _table("retrieval", *(f"R@{k}" for k in ks), "median rank", title=_title(result, *counted))
+        table = new_table("retrieval", *(f"R@{k}" for k in ks), "median rank", title=_title(result, *counted))
         for way in ways:
             median = score(result, f"{way}_median_rank").value  # unknown if an index found only the first ranks
             _add_rows(table, way.replace("_to_", " → "), [f"{way}_R@{k}" for k in ks], result, _cell(median, ".0f"))
@@ -269,7 +272,7 @@ def _class_tables(title: str, columns: Mapping[str, str], results: Sequence[Resu
     """Yield one table of classifications, with rows for each result: its metrics, their 95 % intervals (if known) and
     their chance levels (those of random answers). columns: name of a column → metric.
     """
-    table = _table(title, *columns, "samples", "largest class")
+    table = new_table(title, *columns, "samples", "largest class")
     for result in results:
         count, largest = score(result, "num_samples").value, score(result, "majority_class_share").chance
         _add_rows(table, titled(result), list(columns.values()), result, _cell(count, ",.0f"), _cell(largest))
@@ -285,7 +288,7 @@ def _passage_tables(results: Sequence[Result]) -> Iterator[Any]:
     for result in results:
         shown = [name for name in PASSAGE_METRICS if name in result["metrics"]][:PASSAGE_COLUMNS]
         metrics = [name for name in result["metrics"] if name in shown]
-        table = _table("system", *metrics, "model ahead", title=_title(result, "questions", "passages"))
+        table = new_table("system", *metrics, "model ahead", title=_title(result, "questions", "passages"))
         for name, system in systems(result).items():
             ahead = [lead(system, m) for m in metrics[:1] if system is not result]
             cells = [_with_interval(score(system, m)) for m in metrics]
@@ -303,7 +306,7 @@ def _model_tables(title: str, columns: Sequence[str], counted: Sequence[str], fo
     """
     for result in found:
         shown = [metric for metric in columns if metric in result["metrics"]]
-        table = _table(title, *map(label, shown), title=_title(result, *counted))
+        table = new_table(title, *map(label, shown), title=_title(result, *counted))
         _add_rows(table, "model", shown, result)
         yield table
 

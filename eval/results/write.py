@@ -14,6 +14,8 @@ from dyad.eval.results.summary import Result
 from dyad.train.config import TrainConfig
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from dyad.eval.encode.encoder import Evaluator, Report
 
 _RECALLS = (("text_to_image_R@", "image_retrieval_recall@"), ("image_to_text_R@", "text_retrieval_recall@"))
@@ -99,13 +101,16 @@ def _print_error(line: str) -> None:
     print(printable(line), file=sys.stderr)
 
 
-def print_tables(results: Sequence[Result]) -> None:
-    """Print tables of the evaluation results, one kind of result after the other; at most 80 columns wide if stdout is
-    no terminal.
-    """
+def new_console() -> "Console":
+    """Return a Rich console for tables; it is 80 columns wide if stdout is no terminal."""
     from rich.console import Console
 
-    console = Console(width=None if Console().is_terminal else 80, markup=False, emoji=False)
+    return Console(width=None if Console().is_terminal else 80, markup=False, emoji=False, highlight=False)
+
+
+def print_tables(results: Sequence[Result]) -> None:
+    """Print tables of the evaluation results, one kind of result after the other."""
+    console = new_console()
     for task, kind in KINDS.items():
         found = [r for r in results if r["task"] == task]
         for table in kind.tables(found) if found else ():

@@ -16,7 +16,7 @@ from dyad.data.shards import sources
 from dyad.start import NEWEST, OLDEST
 
 ROOT = Path(__file__).parents[2]
-COMMANDS = ["train", "data", "eval", "train.doctor", "train.export", "eval.mine", "eval.report", "dyad"]
+COMMANDS = ["train", "data", "eval", "train.doctor", "train.export", "eval.mine", "eval.report", "eval.compare", "dyad"]
 
 
 def refused(*command: str, cwd: Path = ROOT) -> str:

@@ -83,7 +83,11 @@ def named_keys(span: str) -> set[str]:
     words = [word.strip("'\"[]{},;") for word in span.split()]
     given = {found[1] for word in words if (found := re.match(r"([a-z_]+(?:\.[a-z_]+)*)=", word))}
     sections = {key.partition(".")[0] for key in known_keys() if "." in key}
-    named = {word for word in words if re.fullmatch(r"[a-z_]+(\.[a-z_]+)+", word)} - {"eval.mine", "eval.report"}
+    named = {word for word in words if re.fullmatch(r"[a-z_]+(\.[a-z_]+)+", word)} - {
+        "eval.mine",
+        "eval.report",
+        "eval.compare",
+    }
     files = {word for word in named if re.search(r"\.(py|md|sh|json|jsonl|yaml|tsv|txt|sbatch|html|tar|csv)$", word)}
     return given | {word for word in named - files if word.partition(".")[0] in sections}
 
@@ -98,12 +102,13 @@ def known_keys() -> Collection[str]:
 
 def of_commands() -> Iterator[str]:
     """The options of the commands that take key=value but do not train."""
-    from dyad.eval.config import EvalCommand, MineCommand, ReportCommand, ScoreCommand
+    from dyad.eval.config import CompareCommand, EvalCommand, MineCommand, ReportCommand, ScoreCommand
 
     schemas: list[Any] = [
         EvalCommand,
         MineCommand,
         ReportCommand,
+        CompareCommand,
         ScoreCommand,
         export_options(),
         *(v.options for v in VERBS),

@@ -15,16 +15,17 @@ from helpers.cli import Commands, Ended
 from helpers.shards import image
 from helpers.topics import arguments, write_topics
 
-from dyad.data.base.command_line import parse_options
+from dyad.data.base.command_line import parse_options, split_arguments
 from dyad.data.cli.main import VERBS, parse_verb
 from dyad.data.cli.options import Target
-from dyad.eval.config import EvalCommand, MineCommand, ReportCommand
+from dyad.eval.config import CompareCommand, EvalCommand, MineCommand, ReportCommand
 from dyad.eval.report.main import write_report
 from dyad.export.main import ExportCommand
 from dyad.train.cli import usage
 from dyad.train.cli.compose import compose_config, words_for
 
 OPTIONS = {"eval": EvalCommand, "eval.mine": MineCommand, "eval.report": ReportCommand, "train.export": ExportCommand}
+OPTIONS |= {"eval.compare": CompareCommand}
 
 
 def printed(out: str) -> list[list[str]]:
@@ -140,7 +141,7 @@ def help_examples() -> list[list[str]]:
         usage,
         *(
             import_module(f"dyad.{name}")
-            for name in ("evaluation.main", "evaluation.mine", "eval.report.main", "export.main")
+            for name in ("evaluation.main", "evaluation.mine", "eval.report.main", "eval.compare.main", "export.main")
         ),
     ]
     listed = [shlex.split(command) for page in pages for command in page.EXAMPLES.values()]
@@ -151,7 +152,8 @@ def help_examples() -> list[list[str]]:
 def test_what_help_prints_is_read(words: list[str]) -> None:
     program, *rest = words[2:]
     if program in OPTIONS:
-        parse_options(OPTIONS[program], rest, program)
+        options = split_arguments(rest)[1] if program == "eval.compare" else rest  # it takes folders, too
+        parse_options(OPTIONS[program], options, program)
     elif program == "data":
         parse_verb(next(verb for verb in VERBS if verb.name == rest[0]), rest[1:])
     else:  # python -m train, bash launch/torchrun.sh

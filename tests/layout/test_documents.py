@@ -32,10 +32,10 @@ import dyad
 from docs.hooks import ABOVE
 from docs.write_reference import pages
 from dyad.__main__ import COMMANDS
-from dyad.data.base.command_line import parse_options
+from dyad.data.base.command_line import parse_options, split_arguments
 from dyad.data.base.errors import ConfigError
 from dyad.data.cli.main import VERBS, parse_verb
-from dyad.eval.config import EvalCommand, MineCommand, ReportCommand, ScoreCommand
+from dyad.eval.config import CompareCommand, EvalCommand, MineCommand, ReportCommand, ScoreCommand
 from dyad.train.cli.command_line import read_line
 from dyad.train.cli.compose import compose_config, keys
 from dyad.train.config_rules import check_values
@@ -47,12 +47,14 @@ OPTIONS = {
     "eval": EvalCommand,
     "mine": MineCommand,
     "report": ReportCommand,
+    "compare": CompareCommand,
     "score": ScoreCommand,
     "export": export_options(),
 }
 STARTED = re.compile(  # a command of ours: what starts it, its name, its words
     r"(?:[A-Z_]+=\S+ )*(?:python -m (?:train\.|eval\.)?|dyad |(?:bash|sbatch|srun)(?: -\S+)* launch/)"
-    r"(?P<name>train|eval|data|doctor|export|mine|report|score|torchrun\.sh|slurm\.sbatch|demo\.sh)(?: (?P<words>.*))?"
+    r"(?P<name>train|eval|data|doctor|export|mine|report|compare|score|torchrun\.sh|slurm\.sbatch|demo\.sh)"
+    r"(?: (?P<words>.*))?"
 )
 PLACES = r"(?:tests|launch|train|data|eval|configs|docs|dyad)/[\w/.-]*|[\w.]+\.(?:md|toml|lock|hashes)"
 
@@ -77,7 +79,8 @@ def compose(command: str) -> bool:
     if found["name"] == "data":
         parse_verb(next(verb for verb in VERBS if verb.name == words[0]), words[1:])
     elif found["name"] in OPTIONS:
-        parse_options(OPTIONS[found["name"]], words, found["name"])
+        options = split_arguments(words)[1] if found["name"] == "compare" else words  # it takes folders, too
+        parse_options(OPTIONS[found["name"]], options, found["name"])
     else:
         line = read_line([word for word in words if word != "--dry-run"])
         for run in line.runs():

@@ -51,6 +51,7 @@ eval/mine eval/score
 eval/results
 eval/tasks eval/tasks/sequence
 eval/report
+eval/compare
 dyad dyad/evaluation dyad/evaluation/kinds dyad/run dyad/plan
 dyad/export dyad/doctor
 """.split("\n")
@@ -310,7 +311,7 @@ def test_commands_start_without_heavy_imports() -> None:
     modules = """dyad dyad.__main__ dyad.train.losses dyad.train.config dyad.train.cli.compose dyad.train.cli.usage
         dyad.train.run_folder.folder dyad.data.config dyad.data.base.errors dyad.data.shards.sources dyad.eval.config
         dyad.data.cli.main dyad.run.main dyad.doctor.main dyad.export.main dyad.evaluation.main
-        dyad.evaluation.mine dyad.eval.report.main""".split()
+        dyad.evaluation.mine dyad.eval.report.main dyad.eval.compare.main""".split()
     check = "dyad.run.checks.check_arguments(['experiment=emoji'])"
     code = f"import sys, {', '.join(modules)}; {check}; print(*sorted({HEAVY!r} & set(sys.modules)))"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
@@ -318,7 +319,7 @@ def test_commands_start_without_heavy_imports() -> None:
 
 
 @pytest.mark.parametrize(
-    "command", ["train", "data", "eval", "eval.mine", "eval.report", "train.doctor", "train.export"]
+    "command", ["train", "data", "eval", "eval.mine", "eval.report", "eval.compare", "train.doctor", "train.export"]
 )
 def test_no_module_has_two_names(command: str) -> None:
     """Of a file there is one module, but for the sentence of the folder that holds the entry point."""

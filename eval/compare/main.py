@@ -1,0 +1,173 @@
+"""The command `python -m eval.compare runs/a runs/b`, which prints the keys that differ between runs, and a table of
+their scores."""
+
+import csv
+import json
+import os
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+from dyad.data.base.command_line import help_text, parse_options, split_arguments
+from dyad.data.base.errors import ConfigError, printable
+from dyad.data.base.files import raise_named, write_bytes
+from dyad.eval.config import CompareCommand
+from dyad.eval.report.curves import last_value
+from dyad.eval.report.run_folder import RunFolder, read_run
+from dyad.eval.results.kinds import KINDS, headline, label, new_table
+from dyad.eval.results.summary import number, score
+from dyad.eval.results.write import new_console
+from dyad.train.run_folder.folder import NOT_MATHS
+from dyad.train.run_folder.older_runs import ADDED
+from dyad.train.tracking.panel_types import Score
+
+PURPOSE = """\
+Compare two or more runs: the keys that differ, and a row for each run with its state, its last training loss, and the
+headline metric of each data set that it was evaluated on. Only files of the run folders are read."""
+EXAMPLES = {
+    "two runs": "python -m eval.compare runs/a runs/b",
+    "all runs, as after a sweep; the table also as CSV": "python -m eval.compare runs/* out=runs.csv",
+}
+FORMULA = ("=", "+", "-", "@", "\t", "\r")  # a spreadsheet takes a cell that begins so for a formula
+OWN, EACH = 26, 14  # characters of a line for status, steps and loss, and for each metric
+Runs = Mapping[str, RunFolder]  # by name
+Keys = Mapping[str, Mapping[str, str]]  # dotted key → name of a run → its value as text
+Metrics = Mapping[tuple[str, str], bool]  # (data set, metric) → whether a higher value is known to be better
+
+
+def main() -> None:
+    folders, options = split_arguments(sys.argv[1:])
+    if {"-h", "--help"} & {*options}:
+        return print(help_text(PURPOSE, EXAMPLES, CompareCommand))
+    command = parse_options(CompareCommand, options, "python -m eval.compare")
+    runs = read_runs(Path(folder).expanduser() for folder in folders)
+    keys, metrics = differing_keys(runs), headlines(runs)
+    runs, console = best_first(runs, metrics), new_console()
+    for part in (*key_tables(keys), *score_tables(runs, metrics, console.width), *notes(runs, metrics)):
+        console.print(part)
+    if command.out is not None:
+        path = Path(command.out).expanduser()
+        with raise_named(path):
+            write_bytes(path, as_csv(runs, keys, metrics).encode("utf-8", "replace"))
+        print(f"Written: {path}")
+
+
+def read_runs(folders: Iterable[Path]) -> dict[str, RunFolder]:
+    """Read run folders; return the path of each below the folder that holds all of them → its content.
+
+    Parts that cannot be read are left out, with a line on stderr. Raises ConfigError for a folder that is no run
+    folder, and for fewer than two folders.
+    """
+    found = {folder.resolve(): read_run(folder) for folder in folders}
+    if len(found) < 2:
+        raise ConfigError("Give two run folders or more, for example: python -m eval.compare runs/a runs/b")
+    root = os.path.commonpath(found)
+    for path, run in found.items():
+        for line in run.unread:
+            print(printable(f"{path}: {line}"), file=sys.stderr)
+    return {printable(os.path.relpath(path, root)): run for path, run in found.items()}
+
+
+def differing_keys(runs: Runs) -> Keys:
+    """Return the keys that change the weights and differ between the runs, with their values.
+
+    A key of ADDED that an older run lacks has the value there. Others that a run lacks, such as options of another
+    objective, have no value for it, which is no difference.
+    """
+    options = {name: {**ADDED, **run.options} for name, run in runs.items()}
+    keys = dict.fromkeys(key for run in runs.values() for key in run.options if not key.startswith(NOT_MATHS))
+    found = {key: {name: _text(of[key]) for name, of in options.items() if key in of} for key in keys}
+    return {printable(key): values for key, values in found.items() if len({*values.values()}) > 1}
+
+
+def _text(value: Any) -> str:
+    """Return a value as JSON has it, but a text without quotes."""
+    return printable(value if isinstance(value, str) else json.dumps(value, default=str, skipkeys=True))
+
+
+def headlines(runs: Runs) -> Metrics:
+    """Return the headline metrics of the runs: first those with a known direction, and of them that of data.val first.
+
+    In the tasks of KINDS a higher headline is better. Evaluators of plugins have tasks of their own.
+    """
+    results = [result for run in runs.values() for result in run.results if result["metrics"]]
+    found = {(result["dataset"], headline(result["metrics"])): result["task"] in KINDS for result in results}
+    return dict(sorted(found.items(), key=lambda item: (not item[1], item[0][0] != "val", item[0])))
+
+
+def best_first(runs: Runs, metrics: Metrics) -> Runs:
+    """Sort runs by the first metric with a known direction, if there is one; runs without a value come last."""
+    first = next((metric for metric, higher in metrics.items() if higher), ("", ""))
+    found = {name: score_of(run, first).value for name, run in runs.items()}
+    return {name: runs[name] for name in sorted(runs, key=lambda name: (found[name] is None, -(found[name] or 0)))}
+
+
+def score_of(run: RunFolder, metric: tuple[str, str]) -> Score:
+    """Return the score of a run. metric: (data set, metric). The score has the value None if the run lacks it."""
+    return score(next((result for result in run.results if result["dataset"] == metric[0]), {"metrics": {}}), metric[1])
+
+
+# ---- output ----------------------------------------------------------------------------------------------------------
+
+
+def key_tables(keys: Keys) -> Iterator[Any]:
+    """Yield a Rich table of the keys that differ, or a sentence: a row for each value, with the runs that have it."""
+    table = new_table("key", "value", "runs", first_width=None)
+    for key, values in keys.items():
+        for n, value in enumerate(dict.fromkeys(values.values())):
+            table.add_row("" if n else key, value, ", ".join(name for name in values if values[name] == value))
+    yield table if keys else "No key that changes the weights differs."
+
+
+def score_tables(runs: Runs, metrics: Metrics, width: int) -> Iterator[Any]:
+    """Yield Rich tables with a row for each run, as many metrics in each as fit into `width` characters.
+
+    "*" marks the best value of a metric with a known direction.
+    """
+    found = {m: {name: score_of(run, m) for name, run in runs.items()} for m in metrics}
+    best = {m: max((s.value for s in found[m].values() if s.value is not None), default=None) for m in metrics}
+    count = max(1, (width - OWN - max(map(len, runs))) // EACH)
+    for start in range(0, max(1, len(metrics)), count):
+        shown = [*metrics][start : start + count]
+        titles = [printable("\n".join((dataset, *label(metric).rsplit(" ", 1)))) for dataset, metric in shown]
+        table = new_table("run", "status", "steps", "loss", *titles, first_width=None)
+        for name, run in runs.items():
+            cells = [_cell(found[m][name], metrics[m] and found[m][name].value == best[m]) for m in shown]
+            status, loss = printable(run.state.get("status") or "–"), number(last_value(run.history, "train/loss"))
+            table.add_row(name, status, f"{run.step:,}", loss, *cells)
+        yield table
+
+
+def _cell(found: Score, is_best: bool) -> str:
+    """Format a score as its value, marked if it is the best, and its 95 % interval on a second line, if it has one."""
+    ends = "" if found.low is None else f"\n{number(found.low)}–{number(found.high)}"
+    return f"{number(found.value)}{'*' * (is_best and found.value is not None)}{ends}"
+
+
+def notes(runs: Runs, metrics: Metrics) -> Iterator[str]:
+    """Yield sentences on the tables of scores: what is in a cell, and which data sets have several sources."""
+    if metrics:
+        yield "* best of the column; below a value: its 95 % interval"
+    for dataset in dict.fromkeys(dataset for dataset, _ in metrics):
+        results = (result for run in runs.values() for result in run.results if result["dataset"] == dataset)
+        if len(sources := dict.fromkeys(str(result.get("source")) for result in results)) > 1:
+            yield printable(f"{dataset}: the runs were evaluated on different sources: {', '.join(sources)}")
+
+
+def as_csv(runs: Runs, keys: Keys, metrics: Metrics) -> str:
+    """Return the table of scores as CSV, with a column for each key that differs.
+
+    A text that a spreadsheet would take for a formula gets an apostrophe before it.
+    """
+    rows: list[list[Any]] = [["run", "status", "steps", "loss", *map(" ".join, metrics), *keys]]
+    for name, run in runs.items():
+        state = [name, run.state.get("status"), run.step, last_value(run.history, "train/loss")]
+        rows.append(
+            [*state, *(score_of(run, m).value for m in metrics), *(values.get(name) for values in keys.values())]
+        )
+    text = StringIO()
+    safe = ([f"'{c}" if isinstance(c, str) and c.startswith(FORMULA) else c for c in row] for row in rows)
+    csv.writer(text).writerows(safe)
+    return text.getvalue()

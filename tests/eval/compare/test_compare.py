@@ -1,0 +1,131 @@
+"""python -m eval.compare: the keys that differ between runs, and their scores side by side."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers.messages import raises
+from helpers.report import CONFIG, passages, records, retrieval, write_run, zero_shot
+
+from dyad.data.base.errors import ConfigError, HardwareError
+from dyad.eval.compare.main import main
+
+METRIC = "image_to_text_R@1"
+
+
+def valued(value: float, **more: Any) -> dict[str, Any]:
+    """A result of data.val."""
+    result = retrieval()
+    return {**result, "metrics": {**result["metrics"], METRIC: value}, "intervals": {METRIC: [0.1, 0.9]}, **more}
+
+
+def run(folder: Path, *results: dict[str, Any], loss: float = 2.0, state: dict[str, Any] | None = None, **keys: Any):
+    return write_run(folder, records(loss=loss), results, {**CONFIG, **keys}, state)
+
+
+@pytest.fixture
+def compared(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    """Runs the command with some words; returns the lines that it prints, those on stderr last."""
+
+    def compare(*words: object) -> list[str]:
+        monkeypatch.setattr("sys.argv", ["eval.compare", *map(str, words)])
+        main()
+        return [" ".join(line.split()) for line in "".join(capsys.readouterr()).splitlines() if line.strip()]
+
+    return compare
+
+
+def test_keys_that_differ_and_scores_the_best_first(compared, tmp_path: Path) -> None:
+    worse = run(tmp_path / "a", valued(0.25), zero_shot(), run={"name": "a"}, data={**CONFIG["data"], "workers": 3})
+    better = run(tmp_path / "b", valued(0.5), optim={**CONFIG["optim"], "lr": 0.01, "ema": 0.9}, loss=1.0)
+    state = {"status": "running", "step": 1500, "total_steps": 2000}
+    siglip = {"name": "siglip", "init_bias": -10.0}  # an option of its own is no difference
+    other = run(tmp_path / "c", objective={**CONFIG["objective"], **siglip}, state=state)
+    lines = compared(worse, better, other)
+    assert lines[0] == "key value runs" and lines[2:8] == [
+        "objective.name clip a, b",
+        "siglip c",
+        "optim.lr 0.001 a, c",
+        "0.01 b",
+        "optim.ema null a, c",
+        "0.9 b",
+    ]
+    assert lines[8:11] == ["val groups", "image → text top-1", "run status steps loss R@1 accuracy"]
+    assert lines[12:17] == [
+        "b finished 200 1.000 0.500* –",
+        "0.100–0.900",
+        "a finished 200 2 0.250 0.733*",
+        "0.100–0.900 0.600–0.850",
+        "c running 1,500 2 – –",
+    ]
+    assert lines[17:] == ["* best of the column; below a value: its 95 % interval"]
+
+
+def test_every_line_fits_where_names_are_long_and_metrics_many(compared, tmp_path: Path) -> None:
+    results = [valued(0.5, dataset=f"set-{n}") for n in range(3)]
+    runs = [run(tmp_path / f"experiment-of-today-{n}", *results, model={"n": [n] * 40}) for n in range(2)]
+    lines = compared(*runs)
+    assert max(map(len, lines)) <= 80 and "…" not in "".join(lines)
+    assert all(sum(f"set-{n}" in line for line in lines) == 1 for n in range(3))
+
+
+def test_a_direction_that_is_not_known_marks_and_sorts_nothing(compared, tmp_path: Path) -> None:
+    """Of an evaluator of a plugin."""
+    closeness = {"dataset": "val", "task": "closeness", "metrics": {"distance": 1.0}}
+    first, second = run(tmp_path / "a", closeness), run(tmp_path / "b", {**closeness, "metrics": {"distance": 2.0}})
+    lines = compared(first, second)
+    assert lines[0] == "No key that changes the weights differs."
+    assert lines[-3:-1] == ["a finished 200 2 1.000", "b finished 200 2 2"]
+
+
+def test_scores_of_other_data_are_told(compared, tmp_path: Path) -> None:
+    lines = compared(run(tmp_path / "a", valued(0.5)), run(tmp_path / "b", valued(0.5, source="other.tar")))
+    assert lines[-1] == "val: the runs were evaluated on different sources: shards/val.tar, other.tar"
+    assert sum("0.500*" in line for line in lines) == 2
+
+
+def test_the_table_as_csv_is_safe_in_a_spreadsheet(compared, tmp_path: Path) -> None:
+    runs = [
+        run(tmp_path / "=1+1", valued(0.5), experiment="emoji"),
+        run(tmp_path / "x/\x1b[2Jb", passages(), experiment="@SUM(A1)"),
+    ]
+    lines = compared(*runs, f"out={tmp_path}/runs.csv")
+    assert lines[-1] == f"Written: {tmp_path}/runs.csv" and "\x1b" not in "".join(lines)
+    with (tmp_path / "runs.csv").open(newline="") as file:
+        head, *rows = csv.reader(file)
+    assert head == ["run", "status", "steps", "loss", f"val {METRIC}", "topics nDCG@10", "experiment"]
+    assert rows == [
+        ["'=1+1", "finished", "200", "2.0", "0.5", "", "emoji"],
+        [r"x/\x1b[2Jb", "finished", "200", "2.0", "", "0.3517", "'@SUM(A1)"],
+    ]
+    with raises(HardwareError, "nowhere/runs.csv"):
+        compared(*runs, f"out={tmp_path}/nowhere/runs.csv")
+
+
+def test_parts_that_are_missing_or_damaged_leave_gaps(compared, tmp_path: Path) -> None:
+    bare, damaged = tmp_path / "bare", run(tmp_path / "damaged", valued(0.5))
+    bare.mkdir()
+    (bare / "config.yaml").write_text("task: image_text\nsince: 2026-01-01\n")
+    (damaged / "eval/val.json").write_text("[")
+    lines = compared(bare, damaged)
+    assert lines[-3:-1] == ["bare – 0 –", "damaged finished 200 2"]
+    assert "damaged: eval/val.json cannot be read" in lines[-1]
+
+
+@pytest.mark.parametrize("words", [[], ["a"], ["a", "a/"]], ids=["none", "one", "one twice"])
+def test_fewer_than_two_runs_are_refused(compared, tmp_path: Path, monkeypatch, words: list[str]) -> None:
+    run(tmp_path / "a")
+    monkeypatch.chdir(tmp_path)
+    with raises(ConfigError, "two run folders"):
+        compared(*words)
+
+
+def test_a_folder_that_is_no_run_is_refused(compared, tmp_path: Path) -> None:
+    (tmp_path / "eval-model").mkdir()
+    with raises(ConfigError, tmp_path / "eval-model", "config.yaml"):
+        compared(run(tmp_path / "a"), tmp_path / "eval-model")
+    with raises(ConfigError, "outt", "out"):
+        compared(tmp_path / "a", "outt=x.csv")
