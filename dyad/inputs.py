@@ -35,6 +35,12 @@ USES: Mapping[type[TwoTowerModel], tuple[str, str]] = {  # what a model takes, a
 }
 
 
+def other_input(model: TwoTowerModel) -> ConfigError:
+    """Return the error for inputs that `model` does not take; its message says what the model takes."""
+    what, methods = USES[type(model)]
+    return ConfigError(f"this model takes {what} only: {methods}")
+
+
 def texts_of(given: Any, what: str = "texts") -> list[str]:
     """Return texts as a list; a single str becomes a list of one. what: the name of the texts in error messages.
 
@@ -138,12 +144,6 @@ def image_files(folder: Path) -> list[Path]:
     """
     found = (path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES)
     return sorted(path for path in found if file_inside(folder, path.relative_to(folder)))
-
-
-def other_input(model: TwoTowerModel) -> ConfigError:
-    """Return the error for inputs that `model` does not take; its message says what the model takes."""
-    what, methods = USES[type(model)]
-    return ConfigError(f"this model takes {what} only: {methods}")
 
 
 def _passages(given: Any) -> list[Any]:

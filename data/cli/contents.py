@@ -10,13 +10,13 @@ from dyad.data.cli.options import ImageTask, ReadOptions
 from dyad.data.shards.content_keys import content_key
 from dyad.data.shards.shards import open_shards
 
+POOL = 10  # hard negatives of a row that are too many to use all of them in a step
 # Kind of data → option of `python -m data` → configuration key of a run with the same meaning
 KEYS = {
     InputKind.images: {name: f"data.{name}" for name in ("relevance", "image_key", "max_image_pixels")},
     InputKind.questions: {"relevance": "data.relevance"}
     | {name: f"data.passage.{name}" for name in ("corpus", "pos_pool", "neg_pool")},
 }
-POOL = 10  # hard negatives of a row that are too many to use all of them in a step
 Held = dict[str, dict[int, str]]  # kind ("question", "caption", …) → content key → its text; "" if it was not read
 
 
