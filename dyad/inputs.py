@@ -16,9 +16,30 @@ from torch import Tensor
 from dyad.data.base.errors import ConfigError
 from dyad.data.base.files import file_inside
 from dyad.data.question_passage.passages import Passage
+from dyad.train.towers.models import (
+    ImageModel,
+    ImageTextModel,
+    LanguageModel,
+    SequenceModel,
+    TextPairModel,
+    TwoTowerModel,
+)
 
 PassageLike: TypeAlias = str | tuple[str, str] | Mapping[str, str]  # text; (title, text); {"text": …, "title": …}
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp")
+USES: Mapping[type[TwoTowerModel], tuple[str, str]] = {  # what a model takes, and the methods that take it
+    ImageModel: ("images", "encode_image"),
+    ImageTextModel: ("images and texts", "encode_image, encode_text"),
+    TextPairModel: ("questions and passages", "encode_question, encode_passage"),
+    SequenceModel: ("items of sequences", "recommend"),
+    LanguageModel: ("answers to prompts", "score"),
+}
+
+
+def other_input(model: TwoTowerModel) -> ConfigError:
+    """Return the error for inputs that `model` does not take; its message says what the model takes."""
+    what, methods = USES[type(model)]
+    return ConfigError(f"this model takes {what} only: {methods}")
 
 
 def texts_of(given: Any, what: str = "texts") -> list[str]:

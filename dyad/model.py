@@ -130,10 +130,8 @@ class Model:
     encoder: Encoder
 
     def __repr__(self) -> str:
-        inputs = {ImageTextModel: "images and texts", TextPairModel: "questions and passages"}
-        inputs |= {SequenceModel: "items of sequences", LanguageModel: "answers to prompts"}
         compared = "cosine" if self.encoder.cosine else "inner product"
-        what = inputs.get(type(self.loaded.model), "images")
+        what, _ = inputs.USES[type(self.loaded.model)]
         return f"Model({self.loaded.source}: {what}, {compared}, on {self.encoder.world.device})"
 
     # ---- embeddings --------------------------------------------------------------------------------------------------
@@ -147,7 +145,7 @@ class Model:
         """Return the embeddings of n captions or class prompts by a model of images and texts, float32 (n, D).
         normalize: whether to scale them to L2 norm 1; None: only if the model compares by cosine."""
         if not isinstance(self.loaded.model, ImageTextModel):
-            raise ConfigError("this model embeds no captions: encode_image, or encode_question and encode_passage")
+            raise inputs.other_input(self.loaded.model)
         return self._encode("y", Captions(inputs.texts_of(texts), self.tokenize), normalize)
 
     def encode_question(self, questions: str | Sequence[str], *, normalize: bool | None = None) -> np.ndarray:
@@ -243,9 +241,9 @@ class Model:
         """Return the k items that are most likely to come next after a history, best first; for a list of histories, a
         list with these results of each history.
 
-        history: ids of items, oldest first. drop_seen: whether to leave out the items of the history. Raises
-        ConfigError for a model of another task than sequence, for an empty history, and for an id that the model does
-        not know.
+        history: ids of items, oldest first; as in the evaluation, items that the model does not know are left out of
+        it. drop_seen: whether to leave out the items of the history. Raises ConfigError for a model of another task
+        than sequence, and for a history without an item that the model knows.
         """
         k, many = inputs.count_of(k), [*inputs.listed(history, "items")]
         is_one = all(isinstance(each, str) for each in many)
@@ -321,7 +319,7 @@ class Model:
     @property
     def _images(self) -> ImageModel:
         if not isinstance(self.loaded.model, ImageModel):
-            raise ConfigError("this model embeds questions and passages: encode_question, encode_passage")
+            raise inputs.other_input(self.loaded.model)
         return self.loaded.model
 
     def _given(self, images: Sequence[ImageInput]) -> GivenImages:
@@ -329,7 +327,7 @@ class Model:
 
     def _texts(self, texts: Sequence[Question | Passage], options: QuestionConfig | PassageConfig) -> TextInputs:
         if not isinstance(self.loaded.model, TextPairModel):
-            raise ConfigError("this model embeds images: encode_image, and encode_text if it has captions")
+            raise inputs.other_input(self.loaded.model)
         lengths = np.array([len(f"{getattr(text, 'title', '')}{text.text}".encode()) for text in texts], np.int64)
         return TextInputs(texts.__getitem__, lengths, self.tokenize, options)
 

@@ -40,13 +40,15 @@ class Recommender:
     def __call__(self, histories: Sequence[Sequence[str]], k: int, drop_seen: bool) -> list[list[tuple[float, str]]]:
         """Return for each history a list of (score, id) of the k items with the highest scores, best first.
 
-        A list is shorter if there are fewer than k items. histories: ids of items, oldest first; none may be empty.
-        drop_seen: whether to leave out the items of the history. Raises ConfigError for an id that the model does not
-        know.
+        A list is shorter if there are fewer than k items. histories: ids of items, oldest first; ids that the model
+        does not know are left out, as in the evaluation. drop_seen: whether to leave out the items of the history.
+        Raises ConfigError for a history without a known id.
         """
-        for name in {name for history in histories for name in history if name not in self._numbers}:
-            raise ConfigError(f"history: '{name!s:.80}' is no item of the model.{nearest(name, self.items.names)}")
-        numbers = [[self._numbers[name] for name in history] for history in histories]
+        numbers = [[self._numbers[name] for name in history if name in self._numbers] for history in histories]
+        if [] in numbers:
+            name = histories[empty := numbers.index([])][0]
+            hint = nearest(name, self.items.names)
+            raise ConfigError(f"history {empty}: the model knows none of its items, such as '{name:.80}'.{hint}")
         contexts = self.contexts(numbers)
         hidden = [{*history} if drop_seen else set[int]() for history in numbers]
         hits = self._index.search(contexts, k + max(map(len, hidden)))

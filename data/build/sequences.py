@@ -30,6 +30,8 @@ from dyad.data.shards.sources import local_path
 
 PARTS = ("train", "val", "test")
 TRAIN = "python -m train task=sequence data=log model=next_item"
+# 300 sequences are 80 steps, after which a GRU from scratch has learnt which item follows another
+SETTINGS = ["objective=info_nce", "objective.duplicates=mask", "optim.lr=3e-3", "global_batch_size=64", "epochs=20"]
 WEIGHTS = "log_q.safetensors"
 BLOCK = 1 << 16  # events that are written at a time
 
@@ -74,8 +76,7 @@ def run(arguments: Sequence[str], options: SequencesOptions) -> None:
     print_line(f"{len(part_e):,} events of {kept_u.sum():,} users, {items:,} items; {dropped:,} users had fewer")
     print_line(f"than least={options.least} events. " + ", ".join(f"{part} {n:,}" for part, n in counts.items()))
     paths = {f"data.{part}": out / f"{part}.jsonl" for part in PARTS[:2]}
-    words = ("objective=nce", "objective.noise=unigram", "epochs=10")
-    print_line(f"train on them:\n  {outputs.command(TRAIN, paths, *words)}")
+    print_line(f"train on them:\n  {outputs.command(TRAIN, paths, *SETTINGS)}")
 
 
 def _log(source: str, options: SequencesOptions) -> Log:

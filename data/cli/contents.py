@@ -7,11 +7,12 @@ from typing import Any
 
 from dyad.data.base.errors import BadRow, ConfigError, DataError, SampleError
 from dyad.data.cli import outputs
-from dyad.data.cli.inputs import InputKind, is_beir, kind_of, open_input, refuse_unknown, shards_of
-from dyad.data.cli.options import CheckOptions, ImageTask, ReadOptions
+from dyad.data.cli.inputs import InputKind, is_beir, kind_of, open_input, refuse_unknown, shards_of, usual_negatives
+from dyad.data.cli.options import ImageTask, ReadOptions
 from dyad.data.shards.content_keys import content_key
 from dyad.data.shards.shards import Shards, open_shards
 
+POOL = 10  # hard negatives of a row that are too many to use all of them in a step
 # Kind of data → option of `python -m data` → configuration key of a run with the same meaning
 KEYS = {
     InputKind.images: {name: f"data.{name}" for name in ("relevance", "image_key", "max_image_pixels")},
@@ -99,7 +100,10 @@ def train_command(
     changed = {name: value for name in KEYS[kind] if (value := getattr(options, name)) != getattr(ReadOptions, name)}
     paths = {**paths, **{KEYS[kind][name]: value for name, value in changed.items()}}
     if kind is InputKind.questions:
-        others = [f"data.question.split={split}"] if is_beir(values[0]) and split != "train" else []
+        if is_beir(values[0]):
+            others = [f"data.question.split={split}"] if split != "train" else []
+        else:  # a longer list of negatives is a pool, from which each epoch draws another
+            others = [f"data.negatives.per_row={n}"] if 1 < (n := usual_negatives(values, options)) < POOL else []
         return outputs.question_command(paths, samples, *others)
     if options.task is not ImageTask.image_text:
         return outputs.image_command(paths, samples, options)

@@ -11,6 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import chain, groupby, islice, pairwise
+from statistics import median_low
 from typing import Any, TypeVar
 
 from dyad.data.base.errors import BadRow, ConfigError
@@ -32,11 +33,12 @@ from dyad.data.tables.image_table import TableOptions, image_column
 from dyad.data.tables.prepare import named_texts, prepared_tables
 from dyad.data.tables.readers import Fields, Table, open_table
 
-LOOKED_AT = 20  # number of first samples of a shard by which its kind of data is recognised
+LOOKED_AT = 20  # number of first samples of a shard, or rows, by which the kind of data is recognised
 PACKED_TARS = (".tgz", *(f".tar{suffix}" for suffix in PACKED))
 QUERY_FIELDS = (*PASSAGE_IDS, "text", "contents", "metadata")  # fields of a line of queries.jsonl that are read
 COUNTED = 1_000  # most names of unread fields that are counted separately: objects keyed by ids may have any number
 OTHERS = "other fields"
+TEACHER = {"pos_scores", "neg_scores"}  # fields in which FlagEmbedding has the scores of a teacher
 
 S = TypeVar("S")
 T = TypeVar("T")
@@ -65,12 +67,16 @@ class UnreadFields(Counter[str]):
             self[what if what in self or len(self) < COUNTED else OTHERS] += 1
 
     def __str__(self) -> str:
-        """Return the most frequent names of unused fields, each with its count, as text for a message."""
+        """Return the most frequent names of unused fields, each with its count, as text for a message, and
+        say that scores of a teacher are not used."""
         found = sorted((-count, what) for what, count in self.items() if count)
         listed = [f"{formats.short_name(what)} ({-count:,})" for count, what in found[: formats.NAMED]]
         if len(found) > formats.NAMED:
             listed.append(f"{len(found) - formats.NAMED:,} more fields")
-        return ", ".join(listed)
+        of_teacher = (
+            "; scores of a teacher are not trained on, there is no distillation" if TEACHER & self.keys() else ""
+        )
+        return ", ".join(listed) + of_teacher
 
 
 @dataclass(frozen=True)
@@ -250,6 +256,14 @@ def open_input(source: str | Sequence[str], options: PackOptions | ReadOptions, 
     queries = open_corpus(judgements.queries_of(qrels), "INPUT")
     corpus = corpus or open_corpus(corpus_of(folder) or os.path.join(folder, "corpus.jsonl"), "INPUT")
     return InputQuestions(corpus, _judged(qrels, queries, corpus, unread, options.relevance is not None), unread)
+
+
+def usual_negatives(source: Sequence[str], options: ReadOptions) -> int:
+    """Return the median number of hard negatives of the first LOOKED_AT rows of questions in `source`; 0 if none of
+    these rows is sound. Errors as of `open_input`."""
+    rows = (row for _, row in islice(open_input(source, options, "SOURCE").rows, LOOKED_AT))
+    counts = [len(row.hard_negatives) for row in rows if isinstance(row, QuestionRow)]
+    return median_low(counts) if counts else 0
 
 
 def _open(files: Sequence[str]) -> Rows:

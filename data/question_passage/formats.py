@@ -98,9 +98,10 @@ def record_of(fields: Fields, config: PassageConfig, relevance: str | None = Non
     if found.read_list is _either and (scored := [name for name in SCORES if name in fields and name != relevance]):
         raise BadRow(
             "scored pairs",
-            f"{found.question}, {found.positives} and a {scored[0]}: training takes pairs that belong together. All "
-            f"rows do? Then data.columns=[{found.question},{found.positives}]. Or data.relevance={scored[0]} if it is "
-            "above 0 and at most 1 everywhere: pairs then count as much",
+            f"{found.question}, {found.positives} and a {scored[0]}: training takes pairs that belong together, not "
+            f"similarities. Leave out rows of low {scored[0]}, then data.columns=[{found.question},{found.positives}]. "
+            f"data.relevance={scored[0]} takes values above 0 and at most 1 as weights: a pair of 0.05 is a weak "
+            "positive, no negative",
         )
     if isinstance(relevance, IfGiven) and (found.read_list is not _either or relevance not in fields):
         relevance = None

@@ -1,5 +1,7 @@
 """Find and check the files of sequences that a configuration names. Imports no torch, so mistakes are reported fast."""
 
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from dyad.data.base.errors import ConfigError
@@ -22,3 +24,15 @@ def sequence_files(value: Any, config: DataConfig, key: str = "data.train") -> l
     for file in files:
         check_columns(file, config.sequence)
     return files
+
+
+def events_left_out(config: DataConfig) -> Iterator[str]:
+    """Yield a warning for each test.jsonl in data.val with a val.jsonl beside it, as `python -m data sequences` writes
+    them, whose events are in no history because data.sequence.earlier is not set. Raises as `sequence_files` does."""
+    if config.val is None or config.sequence.earlier is not None:
+        return
+    evaluated = sequence_files(config.val, config, "data.val")
+    for file in map(Path, evaluated):
+        between = file.with_name("val.jsonl")
+        if file.name == "test.jsonl" and between.exists() and str(between) not in evaluated:
+            yield f"warning: {between} is in no history of {file}: set data.sequence.earlier={between}"

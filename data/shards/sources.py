@@ -118,6 +118,8 @@ def _of(mapping: Mapping[Any, Any], key: str) -> WrittenSource:
     except ValidationError as error:
         (first, *_) = error.errors()
         wrong = f"{first['loc'][0]} of a source: {first['msg']}"
+        if "path" not in mapping:
+            wrong = f"{mapping!s:.80} has no path. Data are read from files: write rows in memory to a .jsonl file"
     names = ", ".join(field.name for field in fields(WrittenSource))
     raise ConfigError(f"{key}: {wrong}. A source is written {{{names}}}.")
 

@@ -101,14 +101,14 @@ def _entries(config: TrainConfig) -> Iterator[SuiteEntry]:
     legal = {name: kind for name, kind in KINDS.items() if kind.task in (task, None)}
     names = ["val"]
     for spec in config.eval.suite:
-        kind, _, target = spec.partition(":")
+        kind, _, target = str(spec).partition(":")  # from Python anything may come, such as rows in memory
         if kind not in legal or not target:
             forms = ", ".join(f"{name}:…" for name in legal)
             other = KINDS[kind].task if kind in KINDS and target else None
             hint = f" '{kind}' is of task={other.name}." if other else nearest(kind, legal)
             hint += plugins_needed(config.plugins)
-            raise ConfigError(f"eval.suite: '{spec}' must be one of {forms} (task={config.task.name}).{hint}")
-        names.append(_name(target, names, legal[kind].prefix))
+            raise ConfigError(f"eval.suite: '{spec!s:.200}' must be one of {forms} (task={config.task.name}).{hint}")
+        names.append(_name(target, names))
         yield SuiteEntry(legal[kind], f"eval/{names[-1]}", f"eval.suite: {kind}", spec, target, config.data)
 
 

@@ -189,6 +189,9 @@ def test_mistakes_are_said_in_one_line(run: Path, texts: Path, images: Path, tmp
         (dyad.ConfigError, "k=0", lambda: model.search(model.index(images), "a", k=0)),
         (dyad.ConfigError, "'LSH'", lambda: model.index(images, spec="LSH")),
         (dyad.ConfigError, "set", lambda: model.index({"a.png"})),  # type: ignore[arg-type]
+        (dyad.ConfigError, "eval.suite", lambda: dyad.evaluate(model, [{"question": "a"}])),  # type: ignore[list-item]
+        (dyad.ConfigError, "no path", lambda: dyad.batches([{"text": "a"}], model=model)),  # type: ignore[arg-type]
+        (dyad.ConfigError, "no path", lambda: dyad.evaluate(of_texts, val=[{"text": "a"}])),  # type: ignore[arg-type]
         (dyad.ConfigError, "global_batch_size=0", lambda: dyad.batches("x", model=model, global_batch_size=0)),
         (dyad.ConfigError, "block=0", lambda: dyad.load(run, "cpu", block=0)),
         (dyad.ConfigError, "steps=", lambda: dyad.batches("x", model=model, steps=range(-2, 3))),

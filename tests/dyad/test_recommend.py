@@ -90,11 +90,28 @@ def test_histories_that_are_none(exported: Path) -> None:
     for history, words in (
         ([], ["empty"]),
         (["item 99"], ["'item 99'", "Did you mean 'item 9'"]),
+        ([["item 1"], ["new", "item 99"]], ["history 1", "'new'"]),
         ([["item 1"], []], ["empty"]),
         ([1], ["int"]),
     ):
         with raises(ConfigError, *words):
             model.recommend(history)  # pyright: ignore[reportCallIssue, reportArgumentType]
+
+
+def test_items_that_came_after_the_training_are_left_out(exported: Path) -> None:
+    """As in the evaluation: before the history is cut to its length."""
+    model = dyad.load(str(exported))
+    with_new = [["item 1", "new", "item 5", "item 2", "newer", "newest"], ["new", "item 3"]]
+    assert model.recommend(with_new, drop_seen=True) == model.recommend(
+        [["item 1", "item 5", "item 2"], ["item 3"]], drop_seen=True
+    )
+
+
+def test_a_model_of_sequences_says_what_it_takes(exported: Path) -> None:
+    model = dyad.load(str(exported))
+    for call in (model.index, model.encode_text, model.encode_image, model.encode_question, model.encode_passage):
+        with raises(ConfigError, "recommend", "sequences"):
+            call(["item 1"])
 
 
 @pytest.mark.parametrize("damage", ["fewer ids", "another width", "no weights", "kind", "shape"])

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import math
+import shlex
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from helpers.documents import ROOT, blocks
 from helpers.messages import raises
 
 from dyad.data.base.errors import ConfigError, DataError
@@ -16,6 +18,7 @@ from dyad.data.build.sequences import run
 from dyad.data.cli.main import VERBS, parse_verb
 from dyad.data.log_weights import read_log_weights
 from dyad.data.shards.content_keys import content_key
+from dyad.train.cli.compose import compose_config
 
 Parts = dict[str, list[tuple[str, str]]]  # part → user and item of each event
 SEQUENCES = {f"u{n}": [f"i{(n + step) % 7}" for step in range(2 + n % 5)] for n in range(40)}
@@ -58,6 +61,20 @@ def test_the_last_events_are_left_out(log: Path, tmp_path: Path, capsys: pytest.
     assert len(weights.keys_n) == len({*items})
     said = capsys.readouterr().out
     assert "8 users had fewer" in said and f'data.train="{tmp_path}/the log/train.jsonl"' in said
+
+
+def test_the_printed_command_is_that_of_the_page(log: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    build(log, tmp_path / "log", *KEYS)
+    printed = shlex.split(capsys.readouterr().out.splitlines()[-1])
+    (of_page,) = (
+        shlex.split(command)
+        for block in blocks(ROOT / "docs/sequences.md")
+        for command in block.commands()
+        if "data.train=log/train.jsonl" in command
+    )
+    paths = {f'data.{part}="{tmp_path}/log/{part}.jsonl"': f"data.{part}=log/{part}.jsonl" for part in ("train", "val")}
+    assert {paths.get(word, word) for word in printed} == {*of_page}
+    compose_config(printed[3:])
 
 
 def test_a_time_divides_all_events(log: Path, tmp_path: Path) -> None:

@@ -123,6 +123,8 @@ def test_check_of_fields_without_use(
     assert unread({"candidates": 5, "ctxs": [1]}) == "not read        candidates (1), ctxs (1)"
     assert unread({"hard_negative_ctxs": [{"text": "lost"}]}) == "not read        hard_negative_ctxs (1)"
     assert unread({"\ud800\x1b[31m": 1}) == r"not read        '\ud800\x1b[31m' (1)"
+    scores = unread({"pos_scores": [1.0], "neg_scores": []})
+    assert scores.startswith("not read        neg_scores (1), pos_scores (1)") and "teacher" in scores
     many = unread(*({"metadata": {f"{n}": n}} for n in range(1_100)))
     assert many.startswith("not read        other fields (100), metadata.0 (1), ")
     assert many.endswith(" (1), 981 more fields")
@@ -182,6 +184,25 @@ def test_the_printed_command_reads_the_columns_that_were_checked(
         here(monkeypatch, "check", table, "columns=[ask,repl]")
     with raises(ConfigError, "val=nowhere"):
         here(monkeypatch, "check", table, "columns=[ask,its reply]", "val=nowhere")
+
+
+@pytest.mark.parametrize(("counts", "per_row"), [([3, 2, 3], 3), ([1, 2, 1], 1), ([30, 30, 30], 1)])
+def test_the_printed_command_draws_all_negatives_of_a_row_that_has_some(
+    counts: list[int], per_row: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [{"query": f"q{n}", "pos": ["p"], "neg": [f"n{i}" for i in range(count)]} for n, count in enumerate(counts)]
+    here(monkeypatch, "check", write_lines(tmp_path / "x.jsonl", rows))
+    *_, line = capsys.readouterr().out.splitlines()
+    assert compose_config(shlex.split(line)[3:]).data.negatives.per_row == per_row
+
+
+def test_scores_of_pairs_are_no_training_set(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "sts.csv").write_text("sentence1,sentence2,score\na,b,0.05\n")
+    assert code_of(monkeypatch, "check", tmp_path / "sts.csv") == 3
+    said = capsys.readouterr().out
+    assert "rows of low score" in said and "no negative" in said and "data.columns=[sentence1,sentence2]" in said
 
 
 def test_a_manifest_among_shards_is_no_shard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

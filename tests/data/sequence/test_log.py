@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import date
 from itertools import pairwise
 from pathlib import Path
@@ -18,7 +19,7 @@ from helpers.messages import raises
 
 from dyad.data.base.errors import ConfigError, DataError
 from dyad.data.config import DataConfig, ItemKind, SequenceConfig
-from dyad.data.sequence.files import sequence_files
+from dyad.data.sequence.files import events_left_out, sequence_files
 from dyad.data.sequence.log import Log, log_files, read_log
 from dyad.data.sequence.windows import windows_of
 
@@ -131,3 +132,15 @@ def test_windows_have_each_step_once(ahead: int, length: int) -> None:
         windows.sizes[last] == np.minimum(lengths[sequence[last] - 1] - ahead, length)
     ).all()  # is as long as can be
     assert windows.firsts[-1] == windows.sizes.sum()
+
+
+def test_a_val_between_training_and_the_evaluated_test_is_named(tmp_path: Path) -> None:
+    for part in ("val", "test"):
+        (tmp_path / f"{part}.jsonl").write_text('{"user": "u", "item": "i", "time": 1}\n')
+    val, test = f"{tmp_path}/val.jsonl", f"{tmp_path}/test.jsonl"
+    (line,) = events_left_out(DataConfig(items=ItemKind.ids, val=test))
+    assert line.endswith(f"data.sequence.earlier={val}")
+    for known in (DataConfig(val=val), DataConfig(val=test, sequence=SequenceConfig(earlier=val)), DataConfig()):
+        assert not [*events_left_out(replace(known, items=ItemKind.ids))]
+    (tmp_path / "val.jsonl").unlink()
+    assert not [*events_left_out(DataConfig(items=ItemKind.ids, val=test))]

@@ -56,7 +56,7 @@ def test_sources_written_as_mappings(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("source", "named"),
     [
-        ({"weight": 2}, "data.train: path"),
+        ({"weight": 2}, "data.train: {'weight': 2} has no path"),
         ({"path": "a", "question": "q"}, "data.train: question"),
         ({"path": "a", "weight": "two"}, "data.train: weight"),
         ({"path": "a", "weight": 0}, "data.train: weight=0"),
