@@ -8,7 +8,7 @@ from typing import Any
 from dyad.data.base.errors import BadRow, ConfigError, DataError, SampleError
 from dyad.data.cli import outputs
 from dyad.data.cli.inputs import InputKind, is_beir, kind_of, open_input, refuse_unknown, shards_of, usual_negatives
-from dyad.data.cli.options import ImageTask, ReadOptions
+from dyad.data.cli.options import CheckOptions, ImageTask, ReadOptions
 from dyad.data.shards.content_keys import content_key
 from dyad.data.shards.shards import Shards, open_shards
 
