@@ -108,7 +108,7 @@ def _entries(config: TrainConfig) -> Iterator[SuiteEntry]:
             hint = f" '{kind}' is of task={other.name}." if other else nearest(kind, legal)
             hint += plugins_needed(config.plugins)
             raise ConfigError(f"eval.suite: '{spec!s:.200}' must be one of {forms} (task={config.task.name}).{hint}")
-        names.append(_name(target, names))
+        names.append(_name(target, names, legal[kind].prefix))
         yield SuiteEntry(legal[kind], f"eval/{names[-1]}", f"eval.suite: {kind}", spec, target, config.data)
 
 

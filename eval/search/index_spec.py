@@ -64,8 +64,8 @@ class Spec:
 
     @staticmethod
     def parsed(text: str) -> "Spec":
-        """Parse a specification. Raises ConfigError if it does not match FACTORY, or if a number or option is 0 or
-        above its limit (LIMITS, LARGEST, OPTIONS)."""
+        """Parse a specification. Raises ConfigError if it does not match FACTORY, if an option is not name=number, or
+        if a number or option is 0 or above its limit (LIMITS, LARGEST, OPTIONS)."""
         shown = f"index '{text:.{LONGEST}}'"
         factory, *options = (part.strip() for part in text[: LONGEST + 1].split(";"))
         if len(text) > LONGEST or not FACTORY.fullmatch(factory):
