@@ -57,10 +57,17 @@ def main() -> None:
 def read_runs(folders: Iterable[Path]) -> dict[str, RunFolder]:
     """Read run folders; return the path of each below the folder that holds all of them → its content.
 
-    Parts that cannot be read are left out, with a line on stderr. Raises ConfigError for a folder that is no run
-    folder, and for fewer than two folders.
+    Parts that cannot be read, and folders that are no run folders, are left out, with a line on stderr. Raises
+    ConfigError for a path that is no folder, and for fewer than two run folders.
     """
-    found = {folder.resolve(): read_run(folder) for folder in folders}
+    found = dict[Path, RunFolder]()
+    for folder in folders:
+        try:
+            found[folder.resolve()] = read_run(folder)
+        except ConfigError as error:  # runs/* names the results of `python -m eval model=…` too
+            if not folder.is_dir():
+                raise
+            print(printable(f"left out: {error}"), file=sys.stderr)
     if len(found) < 2:
         raise ConfigError("Give two run folders or more, for example: python -m eval.compare runs/a runs/b")
     root = os.path.commonpath(found)

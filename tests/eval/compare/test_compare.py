@@ -123,9 +123,14 @@ def test_fewer_than_two_runs_are_refused(compared, tmp_path: Path, monkeypatch, 
         compared(*words)
 
 
-def test_a_folder_that_is_no_run_is_refused(compared, tmp_path: Path) -> None:
+def test_a_folder_that_is_no_run_is_left_out_and_a_wrong_path_refused(
+    compared, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "eval-model").mkdir()
-    with raises(ConfigError, tmp_path / "eval-model", "config.yaml"):
+    with raises(ConfigError, "two run folders"):
         compared(run(tmp_path / "a"), tmp_path / "eval-model")
+    assert "left out:" in capsys.readouterr().err
+    with raises(ConfigError, tmp_path / "nowhere", "config.yaml"):
+        compared(tmp_path / "a", tmp_path / "nowhere")
     with raises(ConfigError, "outt", "out"):
         compared(tmp_path / "a", "outt=x.csv")
