@@ -16,27 +16,20 @@ from torch import Tensor
 from dyad.data.base.errors import ConfigError
 from dyad.data.base.files import file_inside
 from dyad.data.question_passage.passages import Passage
-from dyad.train.towers.models import (
-    ImageModel,
-    ImageTextModel,
-    LanguageModel,
-    SequenceModel,
-    TextPairModel,
-    TwoTowerModel,
-)
+from dyad.train.towers import models
 
 PassageLike: TypeAlias = str | tuple[str, str] | Mapping[str, str]  # text; (title, text); {"text": …, "title": …}
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp")
-USES: Mapping[type[TwoTowerModel], tuple[str, str]] = {  # what a model takes, and the methods that take it
-    ImageModel: ("images", "encode_image"),
-    ImageTextModel: ("images and texts", "encode_image, encode_text"),
-    TextPairModel: ("questions and passages", "encode_question, encode_passage"),
-    SequenceModel: ("items of sequences", "recommend"),
-    LanguageModel: ("answers to prompts", "score"),
+USES: Mapping[type[models.TwoTowerModel], tuple[str, str]] = {  # what a model takes, and the methods that take it
+    models.ImageModel: ("images", "encode_image"),
+    models.ImageTextModel: ("images and texts", "encode_image, encode_text"),
+    models.TextPairModel: ("questions and passages", "encode_question, encode_passage"),
+    models.SequenceModel: ("items of sequences", "recommend"),
+    models.LanguageModel: ("answers to prompts", "score"),
 }
 
 
-def other_input(model: TwoTowerModel) -> ConfigError:
+def other_input(model: models.TwoTowerModel) -> ConfigError:
     """Return the error for inputs that `model` does not take; its message says what the model takes."""
     what, methods = USES[type(model)]
     return ConfigError(f"this model takes {what} only: {methods}")
@@ -131,11 +124,10 @@ def embeddings_of(given: Any, name: str) -> np.ndarray:
     array or tensor of 1 or 2 dimensions."""
     if isinstance(given, Tensor):  # numpy has no bfloat16
         given = (given.float() if given.dtype == torch.bfloat16 else given).numpy(force=True)
-    rows = given
-    if not isinstance(rows, np.ndarray) or rows.ndim not in (1, 2) or rows.dtype.kind not in "fiu":
+    if not isinstance(given, np.ndarray) or given.ndim not in (1, 2) or given.dtype.kind not in "fiu":
         raise ConfigError(f"{name} must be embeddings, an array (n, D) of numbers, not {_type(given)}")
     # products of float16 overflow, those of int8 wrap around
-    return np.atleast_2d(rows).astype(np.promote_types(rows.dtype, np.float32), copy=False)
+    return np.atleast_2d(given).astype(np.promote_types(given.dtype, np.float32), copy=False)
 
 
 def image_files(folder: Path) -> list[Path]:

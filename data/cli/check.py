@@ -190,7 +190,7 @@ def check_shards(values: Sequence[str], options: CheckOptions) -> int:
     if found.labels:
         print_line(f"classes     {len(found.labels):,}: {_counts(found.labels):.200}")
     if found.several:
-        print(f"paragraphs  {found.several:,} images have a caption of several lines; each is one by caption_per=line")
+        print(f"paragraphs  {found.several:,} images have a caption of several lines; caption_per=line splits it")
     if found.missing:
         print(f"warning: {found.missing:,} captions are {' or '.join(MISSING)}, as programs write a missing one")
     for line in _unread(values, options, indexes):

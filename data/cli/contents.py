@@ -19,7 +19,7 @@ KEYS = {
     InputKind.questions: {"relevance": "data.relevance"}
     | {name: f"data.passage.{name}" for name in ("corpus", "pos_pool", "neg_pool")},
 }
-LOOKED = 100  # samples among which a sound one is looked for
+SOUGHT = 100  # first samples among which a sound one is sought
 Held = dict[str, dict[int, str]]  # kind ("question", "caption", …) → content key → its text; "" if it was not read
 
 
@@ -78,11 +78,11 @@ def caption_name(sample: Any, options: ReadOptions) -> str:
 def as_trained(shards: Shards, options: CheckOptions) -> CheckOptions:
     """Return the options with only one entry of options.captions: the one with which the first sound sample of `shards`
     is read, because training reads the captions of all samples under one name. The options are unchanged if none of the
-    first LOOKED samples is sound, and if options.task uses no captions."""
+    first SOUGHT samples is sound, and if options.task uses no captions."""
     from dyad.data.image_text.sample import ShardSample
 
-    looked = LOOKED if options.task is ImageTask.image_text else 0
-    for i in range(min(len(shards), looked)):
+    sought = SOUGHT if options.task is ImageTask.image_text else 0
+    for i in range(min(len(shards), sought)):
         with suppress(DataError):  # bad samples are counted later
             captions_of(sample := ShardSample.read(shards, i), options)
             return replace(options, captions=caption_name(sample, options))

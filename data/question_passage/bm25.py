@@ -30,7 +30,7 @@ from dyad.data.shards.content_keys import json_digest
 K1, B = 0.9, 0.4  # Anserini's defaults
 FORMAT = 2
 _WORD = regex.compile(r"\w{2,}")  # in regex, unlike in re, \w has the vowel signs of Indic scripts
-_UNSPACED = regex.compile(r"[\p{Han}\p{Hiragana}\p{Katakana}ー\p{Hangul}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}]+")
+_WITHOUT_SPACES = regex.compile(r"[\p{Han}\p{Hiragana}\p{Katakana}ー\p{Hangul}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}]+")
 _STOP = frozenset(STOPWORDS_EN)
 
 
@@ -117,6 +117,6 @@ def _words(text: str) -> list[str]:
     """Return the words of a text, and the pairs of neighbouring characters of scripts without spaces."""
     if text.isascii():
         return _WORD.findall(text)
-    runs = _UNSPACED.findall(text)
+    runs = _WITHOUT_SPACES.findall(text)
     pairs = [run[i : i + 2] for run in runs for i in range(max(len(run) - 1, 1))]
-    return _WORD.findall(_UNSPACED.sub(" ", text)) + pairs
+    return _WORD.findall(_WITHOUT_SPACES.sub(" ", text)) + pairs

@@ -249,29 +249,6 @@ def _augment(job: Translation) -> None:
         job.refuse("aug-cfg", f"there is no {', '.join(others)}")
 
 
-def _preprocessing(job: Translation) -> None:
-    """Refuse --image-mean, --image-std and --image-interpolation with other values than the model has anyway.
-
-    Those of a model that is not in open_clip's list (hf-hub:…, local-dir:…) are not known here; they are refused too.
-    """
-    given = [name for name in flags.PREPROCESS if f"image-{name}" in job.given]
-    if not given:
-        return
-    from dyad.train.towers.libraries.open_clip import check_weights  # imports torch
-
-    model, listed = job.text("model").replace("/", "-"), ":" not in job.text("model")
-    published = check_weights(model, job.text("pretrained") or None, needed=False).preprocess if listed else {}
-    for name in given:
-        typed = [float(word) if NUMBER.fullmatch(word) else word for word in job.given[f"image-{name}"]]
-        value = published.get(name, flags.PREPROCESS[name])
-        own = [value] if isinstance(value, str) else [*value]
-        if listed and typed == own:
-            job.note(f"image-{name}", "the model has it anyway")
-        else:
-            has = f", {' '.join(map(str, own))}" if listed else ""
-            job.refuse(f"image-{name}", f"taken from the model's own preprocessing{has}")
-
-
 def _tracking(job: Translation) -> None:
     """Set the W&B and TensorBoard keys in `job` from open_clip's --report-to.
 
@@ -307,8 +284,7 @@ def _direct(job: Translation) -> None:
             job.note(lock, f"the projection still trains here, as with --{unlocked} 1; open_clip freezes it as well")
 
 
-RULES = (_data, _direct, _model, _batch_norm, _length, _checkpoints, _optimiser, _precision, _augment)
-RULES += (_preprocessing, _tracking)
+RULES = (_data, _direct, _model, _batch_norm, _length, _checkpoints, _optimiser, _precision, _augment, _tracking)
 
 
 def run(arguments: Sequence[str]) -> Translation:

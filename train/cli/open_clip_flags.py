@@ -41,10 +41,6 @@ AUGMENT = {"scale": "data.augment.crop_scale", "gray_scale_prob": "data.augment.
 AUGMENT |= {"color_jitter": "data.augment.jitter", "color_jitter_prob": "data.augment.jitter_prob"}
 AUGMENT_DEFAULTS = {"scale": "0.9, 1.0"}  # those of open_clip that differ from ours
 
-# X of a flag --image-X → the value that open_clip's models have unless the weights have another
-PREPROCESS = {"mean": (0.48145466, 0.4578275, 0.40821073), "std": (0.26862954, 0.26130258, 0.27577711)}
-PREPROCESS |= {"interpolation": "bicubic"}
-
 # Flags of tables (.csv, .tsv)
 OF_TABLES = {"csv-separator", "csv-img-key", "csv-caption-key"}
 
@@ -54,7 +50,7 @@ IMAGENET = {"imagenet-val": "", "imagenet-v2": "ImageNetV2-matched-frequency"}
 # Flags that translate.py handles one by one
 OWN_RULE = """train-data val-data dataset-type text-key batch-size accum-freq epochs train-num-samples epochs-cooldown
 imagenet-val imagenet-v2 save-frequency val-frequency precision aug-cfg force-image-size opt momentum skip-scheduler
-report-to use-bn-sync resume train-data-upsampling-factors image-mean image-std image-interpolation""".split()
+report-to use-bn-sync resume train-data-upsampling-factors""".split()
 
 
 def by_name(names: Mapping[str, str]) -> dict[str, str]:
@@ -100,6 +96,7 @@ LOST = by_name(
         "optim.layer_decay is of both towers; write it behind the translation": "text-layer-decay image-layer-decay "
         "visual-layer-decay",
         "take model.image.kind=timm model.image.name=… model.image.pretrained=… instead": "pretrained-image",
+        "taken from the model's own preprocessing": "image-mean image-std image-interpolation",
         "give the model's -quickgelu name instead, e.g. --model ViT-B-32-quickgelu": "force-quick-gelu",
         "there is no distillation": "distill-model distill-pretrained",
         "name the fields by data.captions=[a,b] and their shares by data.caption_weights=[1,0]": "json-text-key "

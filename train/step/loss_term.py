@@ -222,13 +222,13 @@ class LossTerm:
         Dummy rows are left out. key: further numbers from which the noise is seeded.
         """
         device, embeddings = self.world.device, []
-        # with casts that autocast has cached, gradients of sharded weights were incomplete in several chunks on CPUs
-        casts = {"dtype": self._dtype, "enabled": self._dtype is not None, "cache_enabled": self._unsharded}
+        is_on, dtype = self._dtype is not None, self._dtype
         for side, (tower, rows, arguments) in enumerate(zip(towers, chunk.inputs, chunk.arguments, strict=True)):
             with (
                 seeded_rng(device, self.config.seed, step, self.world.rank, side, chunk.index, *key, *self._key),
                 tf32_products(device),
-                torch.autocast(device.type, **casts),
+                # with cached casts, gradients of sharded weights were incomplete in several chunks on CPUs
+                torch.autocast(device.type, dtype=dtype, enabled=is_on, cache_enabled=self._unsharded),
             ):
                 embeddings.append(tower(rows, **arguments))
         return [e[:size] for e, size in zip(to_score_dtype(embeddings, device), chunk.sizes, strict=True)]

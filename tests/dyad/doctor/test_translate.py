@@ -3,7 +3,6 @@
 import shlex
 import subprocess
 import sys
-from dataclasses import asdict
 from functools import cache
 from operator import attrgetter
 from pathlib import Path
@@ -11,7 +10,6 @@ from pathlib import Path
 import open_clip
 import pytest
 from helpers.messages import raises
-from open_clip.transform import PreprocessCfg
 from open_clip_train.params import parse_args
 
 from dyad.data.base.errors import ConfigError
@@ -154,8 +152,6 @@ def test_batch_norms_have_the_statistics_that_open_clip_gives_them() -> None:
 def test_the_defaults_are_those_of_the_installed_open_clip(model: str) -> None:
     theirs = {name.replace("_", "-"): value for name, value in vars(parse_args(["--model", model])).items()}
     assert {name: str(theirs[name]) for name in flags.DEFAULTS} == flags.DEFAULTS | {"model": model}
-    pixels = asdict(PreprocessCfg())
-    assert {name: pixels[name] for name in flags.PREPROCESS} == flags.PREPROCESS
     _, config = translated(f"{MAIN} --train-data a.tar --model {model}")
     for flag, key in flags.KEYS.items():
         if key.startswith(("optim.", "seed", "data.workers", "model.name")) and theirs[flag] is not None:
@@ -236,19 +232,6 @@ def test_each_source_of_a_line_may_be_a_pipe() -> None:
     assert translated(f"{MAIN} --train-data '{pipes}'")[1].data.train == "s3://b/a.tar::s3://b/c.tar"
 
 
-OWN_PIXELS = [
-    "--image-interpolation bicubic --image-resize-mode shortest",
-    "--image-mean 0.48145466 0.4578275 0.40821073 --image-std 0.26862954 0.26130258 0.27577711",
-    "--model ViT-B-16-SigLIP --pretrained webli --image-mean 0.5 0.5 0.50",
-]
-
-
-@pytest.mark.parametrize("given", OWN_PIXELS)
-def test_the_pixels_that_the_model_has_anyway_are_taken(given: str) -> None:
-    translation, _ = translated(f"{MAIN} --train-data a.tar {given}")
-    assert any(note.startswith(("--image-mean", "--image-interpolation")) for note in translation.notes)
-
-
 def test_tables_are_taken_as_they_are() -> None:
     _, config = translated(LINES["README, one GPU, tables"])
     assert (config.data.train, config.data.val, config.steps) == ("/p/train.csv", "/p/val.csv", None)
@@ -282,8 +265,6 @@ def test_a_variable_of_the_shell_is_named(monkeypatch: pytest.MonkeyPatch) -> No
 VALUES = {  # of flags that take another value than 1
     "val-data": "b.tar", "dataset-type": "webdataset", "text-key": "txt", "precision": "bf16", "model": "ViT-B-16",
     "aug-cfg": "scale='(0.4, 1.0)'", "force-image-size": "112", "opt": "adamw", "report-to": "wandb",
-    "image-mean": "0.48145466 0.4578275 0.40821073",
-    "image-std": "0.26862954 0.26130258 0.27577711", "image-interpolation": "bicubic",
     "resume": "latest", "lr-scheduler": "const", "image-resize-mode": "longest", "force-patch-dropout": "0.3",
     "beta1": "0.8", "beta2": "0.9", "save-frequency": "0", "val-frequency": "0", "epochs-cooldown": "3",
 }  # fmt: skip
