@@ -4,6 +4,7 @@
 #   train.export, eval.mine …   python -m train.export, python -m eval.mine …
 #   doctor                      python -m train.doctor: is this machine ready?
 #   torchrun                    launch/torchrun.sh: train on all GPUs of this machine, or of several
+#   job FUNCTION                what launch/slurm.sbatch asks, which runs outside: a function of launch/job.sh
 set -euo pipefail
 trap 'exit 75' TERM INT HUP USR1 # until the command answers signals itself
 
@@ -11,6 +12,7 @@ case ${1:-} in
     train | eval | data | train.* | eval.*) command=(python -m "$1" "${@:2}") ;;
     doctor) command=(python -m train.doctor "${@:2}") ;;
     torchrun) command=(bash launch/torchrun.sh "${@:2}") ;;
+    job) command=(bash launch/job.sh "${@:2}") ;;
     *)
         echo "'${1:-}' is none of: train, eval, data, doctor, torchrun, train.export, eval.mine, eval.report, eval.compare." >&2
         exit 2

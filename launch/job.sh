@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# What torchrun.sh and slurm.sbatch share. Sourced.
+# What torchrun.sh and slurm.sbatch share. Sourced; in a container of a job, one function:  bash launch/job.sh dyad_check …
 
 dyad_numbers() { # NAME=VALUE …: whole numbers, before arithmetic, which would run $(…) inside them, or scontrol sees them
     local pair
@@ -63,14 +63,14 @@ dyad_first_node() { # of a list as SLURM writes it: a07 of a[07-09,12],b3
     sed -E 's/\[([0-9]+)[^]]*\]/\1/g; s/,.*//' <<<"$1"
 }
 
-dyad_state() { # "status step time" of a run folder; "none 0 never" where nothing ran yet
-    python - "$1" <<'PY'
-import contextlib, json, pathlib, sys
-state = {"status": "none", "step": 0, "time": "never"}
-with contextlib.suppress(OSError, ValueError, TypeError):  # no run yet, or a damaged file
-    state |= json.loads(pathlib.Path(sys.argv[1], "run_state.json").read_text())
-print(state["status"], state["step"], state["time"])
-PY
+dyad_state() { # "status step time" of a run folder; "none 0 never" where nothing ran yet, or of a damaged file
+    local json='' key
+    local -A value=([status]=none [step]=0 [time]=never)
+    if [ -r "$1/run_state.json" ]; then json=$(<"$1/run_state.json"); fi
+    for key in "${!value[@]}"; do
+        if [[ $json =~ \"$key\":\ *\"?([^\",\}[:space:]]+)[\",\}[:space:]] ]]; then value[$key]=${BASH_REMATCH[1]}; fi
+    done
+    echo "${value[status]} ${value[step]} ${value[time]}"
 }
 
 dyad_restart() { # after exit code 4: says why, and succeeds if the run starts again: dyad_restart FOLDER BEFORE JOB
@@ -100,3 +100,8 @@ dyad_requeue() { # is a job to start again? dyad_requeue RESTARTS BEFORE AFTER, 
     # stopped on request, by this start, and once it is a restart also further than the start before: no endless circle
     [ "$status" = preempted ] && [ "$2" != "$3" ] && { [ "$1" -eq 0 ] || [ "$step" -gt "$step_before" ]; }
 }
+
+if [ "$0" = "${BASH_SOURCE[0]}" ]; then
+    set -euo pipefail
+    "$@"
+fi

@@ -210,6 +210,18 @@ check "with the losses of one" same_losses one two
 check "in one run folder" [ "$(ls "$runs")" = $'one\ntwo' ]
 check "with the arguments as they were typed" grep -qxF "  project: $project" "$runs/two/config.yaml"
 
+# In place of a container, another folder with an environment of its own
+git clone -q . "$work/image"
+export CONTAINER="env -C $work/image HOME=$HOME"
+contained=$(submit contained "${emoji[@]}" "$rate" run.name=contained)
+until_true 600 steps contained 3
+scancel --batch --signal=USR1 "$contained"
+check "told that its time is over, a job in a container queues again" until_true 300 restarts "$contained" 1
+until_true 900 ended "$contained"
+check "then it ends well, in its container" job_is "$contained" COMPLETED
+check "with the losses of an undisturbed run outside" same_losses one contained
+unset CONTAINER
+
 # Its time is almost over; a more urgent job takes its place
 stopped=$(submit stopped "${emoji[@]}" "$rate" run.name=stopped)
 until_true 600 steps stopped 3

@@ -116,6 +116,41 @@ def test_a_sweep_submits_a_job_for_each_run(tmp_path: Path) -> None:
     assert len(set(folders)) == 2 and all(folder.startswith(f"{tmp_path}/a b/emoji-") for folder in folders)
 
 
+# In a container ------------------------------------------------------------------------------------------------------
+
+
+def test_dry_run_of_a_container() -> None:
+    """Its words stand between the options of srun and the command; nothing of it runs, and no Python."""
+    planned = sbatch("--dry-run", "experiment=emoji", CONTAINER="apptainer exec --nv dyad.sif", PATH="/usr/bin:/bin")
+    assert planned.returncode == 0, planned.stderr
+    assert planned.stdout.endswith(
+        " --wait=600 apptainer exec --nv dyad.sif bash launch/entrypoint.sh torchrun experiment=emoji \n"
+    )
+
+
+def test_a_job_asks_its_container(tmp_path: Path) -> None:
+    """Which has another root than the job, with an environment of its own. srun here runs all but the training."""
+    image = tmp_path / "image"
+    image.mkdir()
+    for entry in ("launch", "dyad", "data", "train", "eval", "configs", "pyproject.toml", "requirements.lock"):
+        (image / entry).symlink_to(ROOT / entry)
+    srun = 'while [[ $1 == --* ]]; do shift; done; case "$*" in *" torchrun "*) echo "$*" ;; *) exec "$@" ;; esac'
+    path = stubs(tmp_path, srun=srun, squeue="", scontrol="")
+    own = ALLOCATED | {
+        "PATH": f"{path.split(':')[0]}:/usr/bin:/bin",  # without our Python
+        "DYAD_PYTHON": sys.executable,
+        "DYAD_VENV": (ROOT / ".venv" / ".dyad").read_text().split()[-1],
+        "CONTAINER": f"env -C {image}",
+    }
+    arguments = ["experiment=emoji", f"run.dir={tmp_path}/runs", "run.name=a"]
+    refused = sbatch(*arguments, "optim.lr=-1", **own)
+    assert refused.returncode == 2 and refused.stderr.count("optim.lr=-1") == 1, refused
+    assert (image / ".venv").is_dir()
+    started = sbatch(*arguments, **own)
+    words = shlex.join(["env", "-C", str(image), "bash", "launch/entrypoint.sh", "torchrun", *arguments])
+    assert (started.returncode, started.stdout) == (0, f"{words}\n"), started
+
+
 # A job that loses a rank ---------------------------------------------------------------------------------------------
 
 # srun in its place: the n-th start ends with the n-th of $CODES, and with a checkpoint more
