@@ -265,7 +265,10 @@ def test_the_run_measures_what_a_plan_takes(sixteen: RunPlan, toy: str, tmp_path
     for keys, mfu in ((), 0.2), (("plan.mfu=0.5",), 0.5):
         assert RunPlan(config_of(*words, *keys), sixteen).time()["MFU"][0].tolist() == [mfu, mfu]
     words += "data=emoji", "data.train=data/samples/emoji/fxemoji-trained.tar"
-    small, large = (RunPlan(config_of(*words, *keys), sixteen) for keys in ((), ("model.image.image_size=512",)))
+    small, large = (
+        RunPlan(config_of(*words, *keys), sixteen)
+        for keys in (("model.image.image_size=32",), ("model.image.image_size=512",))
+    )
     rates = [small.data()["pairs/s of a GPU"][0] / small.data()["cores of a GPU"][0] for small in (small, large)]
     assert (rates[0] > 1.5 * rates[1]).all()
 
