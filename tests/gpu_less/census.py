@@ -55,7 +55,8 @@ FURTHER = {"dpr", "epr", "cross_entropy", "listwise_ce"}  # trained with hard ne
 @dataclass(frozen=True)
 class Case:
     """One objective and how it is trained. further: with hard negatives; known: and with listed positives. views:
-    "alone" of two views of images with noise, "also": beside them an auxiliary loss of images and texts."""
+    "alone" of two views of images with noise, "also": beside them an auxiliary loss of images and texts. plain: of
+    pairs of texts, whose towers take less time."""
 
     objective: str
     precision: str = "fp32"
@@ -64,6 +65,7 @@ class Case:
     further: bool = False
     known: bool = False
     views: str = ""
+    plain: bool = False
     options: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -124,14 +126,14 @@ class Text(nn.Module):
         return self.projection(self.embedding(tokens).mean(1))
 
 
-def batch(further: bool, known: bool) -> Batch:
+def batch(further: bool, known: bool, plain: bool = False) -> Batch:
     generator = torch.Generator().manual_seed(0)
     pixels = torch.randint(256, (PAIRS, 3, 8, 8), dtype=torch.uint8, generator=generator)
     tokens, more = (torch.randint(100, (n, 6), generator=generator) for n in (PAIRS, PAIRS // 2))
     ids = torch.arange(PAIRS)
     keys = ids + 7
     keys[1] = keys[0]  # one item twice
-    pairs = Batch(pixels, tokens, ids, ids + 7, keys)
+    pairs = Batch(tokens.flip(0) if plain else pixels, tokens, ids, ids + 7, keys)
     if further:
         rows = torch.arange(PAIRS // 2)
         pairs.extra = Extra(more, rows, rows + 1000, torch.zeros(len(rows), dtype=torch.bool))
@@ -153,7 +155,7 @@ def views() -> Batch:
 def batch_of(case: Case) -> Batch:
     if case.views == "also":
         return with_auxiliary(views(), batch(False, False))
-    return views() if case.views else batch(case.further, case.known)
+    return views() if case.views else batch(case.further, case.known, case.plain)
 
 
 def moved(module: nn.Module, device: torch.device) -> Any:
@@ -173,7 +175,8 @@ def two_steps(case: Case, device: torch.device, precision: str, mode: Any = None
         options["num_samples"] = SAMPLES
     if hasattr(OBJECTIVES[case.objective], "gamma_epochs"):
         options["gamma_epochs"] = 30
-    towers = moved(TwoTower(Image(SIDE), Image(SIDE)) if case.views else TwoTower(Image(), Text()), device)
+    sides = (Image(SIDE), Image(SIDE)) if case.views else (Text() if case.plain else Image(), Text())
+    towers = moved(TwoTower(*sides), device)
     objective = moved(build_objective(case.objective, **options), device)
     count = PAIRS * case.world_size
     chunks: dict[str, Any] = {"chunk_size": case.chunk_size, "keep_graphs": 1} if case.chunk_size else {}

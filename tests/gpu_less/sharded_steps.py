@@ -1,4 +1,4 @@
-"""Training steps of towers sharded over 512 pretended GPUs (dist=fsdp2, hsdp), as rank 0 of a fake process group.
+"""Training steps of towers sharded over pretended GPUs (dist=fsdp2, hsdp), as rank 0 of a fake process group.
 
 python -m tests.gpu_less.sharded_steps --json CASES prints a line of JSON per case, which the tests read. The other
 ranks are taken to hold what this one holds: a whole weight is the part of rank 0, again and again, and of a gradient's
@@ -34,15 +34,19 @@ from tests.gpu_less.census import moved
 from tests.gpu_less.pretend_cuda import GPU, answers, pretended
 from tests.gpu_less.pretend_kernels import computed_kernels
 
-WORLD, PAIRS, TOKENS, WORDS, WIDTH, INNER, LAYERS = 512, 8, 6, 1100, 32, 600, 2
+PAIRS, TOKENS, WORDS, WIDTH, INNER, LAYERS = 8, 6, 1100, 32, 600, 2
 STEPS = 2
 
 
 @dataclass(frozen=True)
 class Case:
-    """How the towers are sharded and trained. shard_size: None: over all ranks. recompute: activations of layers."""
+    """How the towers are sharded and trained. shard_size: None: over all ranks. recompute: activations of layers.
+
+    In a world of 64, too, some ranks have no row of the weights of WIDTH rows, and the rows of others are filled up.
+    """
 
     objective: str
+    world_size: int = 64
     shard_size: int | None = None
     precision: str = "fp32"
     chunk_size: int | None = None
@@ -127,14 +131,14 @@ def train(case: Case, device: torch.device, precision: str, mode: Any = None) ->
     """Take the steps; return what took them, and loss and norm of the gradient of each."""
     config = TrainConfig(
         seed=1,
-        global_batch_size=PAIRS * WORLD,
+        global_batch_size=PAIRS * case.world_size,
         chunk_size=case.chunk_size,
         precision=Precision(precision),
         optim=OptimConfig(lr=1e-3, clip_norm=1.0, ema=0.5),
         dist=DistConfig(name=Parallel.hsdp if case.shard_size else Parallel.fsdp2, shard_size=case.shard_size),
     )
     objective = moved(build_objective(case.objective), device)
-    pairs, world = (PAIRS,) * WORLD, World(0, WORLD, device)
+    pairs, world = (PAIRS,) * case.world_size, World(0, case.world_size, device)
     step = TrainStep([LossTerm(towers(case.recompute), objective, config, 100, world, pairs)])
     scalars: list[float] = []
     for index in range(STEPS):
@@ -158,7 +162,7 @@ def held(step: TrainStep) -> dict[str, Held]:
 
 def run(case: Case) -> Found:
     """Take the steps of one case. Raises what a GPU would: an operation on tensors of two devices."""
-    join_uniform_ranks(WORLD, GPU)
+    join_uniform_ranks(case.world_size, GPU)
     try:
         _, expected = train(case, torch.device("cpu"), "fp32")
         with pretended() as mode, computed_kernels():

@@ -34,8 +34,9 @@ MODELS = {
     "tiny_clip_gn": "model=tiny_clip_gn global_batch_size=16",
     "in chunks": "model=tiny_clip_gn global_batch_size=16 chunk_size=4 keep_graphs=1 optim.ema=0.99",
     "frozen in chunks": "model=tiny_clip_gn model.image.frozen=true model.image.unlocked_groups=2 global_batch_size=12 "
-    "chunk_size=2 optim.ema=0.99",
+    "chunk_size=3 optim.ema=0.99",
     "minilm": "experiment=topics global_batch_size=4 model.text.from_scratch=true",
+    "small_bert": "experiment=topics global_batch_size=4",  # and the folder of the model
     "byte_lm": "experiment=lm_nll global_batch_size=4",
     "small_cnn": "task=views model=small_cnn data=simclr objective=simclr global_batch_size=64",
 }

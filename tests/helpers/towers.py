@@ -82,10 +82,10 @@ SMALL: dict[str, tuple[Any, Any, dict[str, int]]] = {
 }
 
 
-def transformers_folder(tmp_path: Path, kind: str) -> str:
-    """A small model with random weights and MiniLM's tokenizer."""
+def transformers_folder(tmp_path: Path, kind: str, **changed: int) -> str:
+    """A small model with random weights and MiniLM's tokenizer; changed: its settings."""
     config, model, options = SMALL[kind]
     torch.manual_seed(0)
-    model(config(**options)).save_pretrained(tmp_path / kind)
+    model(config(**{**options, **changed})).save_pretrained(tmp_path / kind)
     AutoTokenizer.from_pretrained(location_of(MINILM)).save_pretrained(tmp_path / kind)
     return str(tmp_path / kind)

@@ -21,7 +21,7 @@ SOAK = pytest.mark.soak
 
 
 @pytest.mark.parametrize(
-    ("world_size", "steps"), [(2, 3), pytest.param(2, 50, marks=SOAK), pytest.param(4, 50, marks=SOAK)]
+    ("world_size", "steps"), [(2, 2), pytest.param(2, 50, marks=SOAK), pytest.param(4, 50, marks=SOAK)]
 )
 def test_losses_are_those_of_ddp(world_size: int, steps: int) -> None:
     launch("dist_sharded.py", world_size, "losses", str(steps))
@@ -35,12 +35,12 @@ def test_shares_collectives_and_checkpoints(world_size: int, tmp_path: Path) -> 
 @pytest.mark.linux
 def test_no_rank_holds_all_weights_of_a_model_in_files(tmp_path: Path) -> None:
     tiny_decoder.write(tmp_path / "small")
-    tiny_decoder.write(tmp_path / "large", width=640, layers=8)  # 50 million weights
+    tiny_decoder.write(tmp_path / "large", width=512, layers=8)  # 32 million weights
     launch("dist_from_files.py", 2, str(tmp_path / "small"), str(tmp_path / "large"))
 
 
 @pytest.mark.compiler
-@pytest.mark.parametrize("cases", [2, pytest.param(4, marks=SOAK)])
+@pytest.mark.parametrize("cases", [1, pytest.param(4, marks=SOAK)])
 def test_compiled_layers(cases: int) -> None:
     launch("dist_sharded.py", 2, "compiled", str(cases))
 
