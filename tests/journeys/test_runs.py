@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers.checkout import write_few_images
 from helpers.cli import ROOT, Ended
 from helpers.tiny_runs import (
     QUIET,
@@ -28,17 +29,19 @@ from helpers.tiny_runs import (
 
 
 def test_the_loss_of_every_step_is_that_of_one_process(commands, tiny, tmp_path: Path) -> None:
+    few = write_few_images(tmp_path / "few.tar")
+
     def trained(size: int) -> Path:
-        keys = {**QUIET, "steps": 6, "global_batch_size": 100, "run.dir": tmp_path / f"{size}"}
+        keys = {**QUIET, "data.train": few, "steps": 4, "global_batch_size": 16, "run.dir": tmp_path / f"{size}"}
         first, *others = commands.world(size, *tiny(keys))
         assert [first.code, *(o.code for o in others)] == [0] * size, first.out
         assert [o.out for o in others] == [""] * (size - 1)
         return only_run(tmp_path / f"{size}")
 
-    one, three = trained(1), trained(3)  # 100 = 34 + 33 + 33
+    one, three = trained(1), trained(3)  # 16 = 6 + 5 + 5
     assert one.name == three.name
     assert losses(three) == pytest.approx(losses(one), rel=1e-5)
-    assert len(losses(one)) == 6  # of 4 in an epoch
+    assert len(losses(one)) == 4  # of 2 in an epoch
 
 
 def test_a_run_of_a_sweep_is_the_run_alone(commands, tiny, tmp_path: Path) -> None:
@@ -244,7 +247,7 @@ def results(folder: Path) -> dict[str, Any]:
 
 
 def test_eval_gives_the_numbers_of_the_last_evaluation(commands, tiny, tmp_path: Path) -> None:
-    suite = f"[retrieval:{VAL}]"
+    few = write_few_images(tmp_path / "few.tar")
     run = tmp_path / "runs" / "tiny"
     trained = commands.run(
         *tiny(
@@ -252,8 +255,8 @@ def test_eval_gives_the_numbers_of_the_last_evaluation(commands, tiny, tmp_path:
                 "run.name": "tiny",
                 "steps": 4,
                 "eval.every": 2,
-                "data.val": VAL,
-                "eval.suite": suite,
+                "data.val": few,
+                "eval.suite": f"[retrieval:{write_few_images(tmp_path / 'others.tar')}]",
                 "tracking.report": "true",
             }
         )
@@ -279,9 +282,10 @@ def test_eval_gives_the_numbers_of_the_last_evaluation(commands, tiny, tmp_path:
 
 @pytest.mark.parametrize("debug", ["smoke", pytest.param("overfit", marks=pytest.mark.soak)])
 def test_debug_choices_with_the_emoji_recipe(commands, tmp_path: Path, debug: str) -> None:
-    small = ["eval.suite=[]", f"data.val={VAL}", "global_batch_size=16", "tracking=local", f"data.train={SHARD}"]
-    small += ["model.image.image_size=32", f"run.dir={tmp_path}"]
+    few = write_few_images(tmp_path / "few.tar")
+    small = ["eval.suite=[]", f"data.val={few}", "global_batch_size=16", "tracking=local", f"data.train={SHARD}"]
+    small += ["model.image.image_size=32", f"run.dir={tmp_path / 'runs'}"]
     ended = commands.run("train", "experiment=emoji", f"debug={debug}", "steps=2", *small)
     assert ended.code == 0, ended.out
-    assert only_run(tmp_path).name.startswith("emoji-")
+    assert only_run(tmp_path / "runs").name.startswith("emoji-")
     assert not [line for line in ended.out.splitlines() if "oading weights" in line or "arning" in line]

@@ -23,7 +23,7 @@ SMALL += ["tracking.report=false"]
 
 
 @pytest.mark.parametrize("recipe", ["simclr_emoji", "spectral_emoji"])
-def test_a_recipe_trains_evaluates_and_exports(recipe: str, commands: Commands, tmp_path: Path) -> None:
+def test_a_recipe_trains_and_evaluates(recipe: str, commands: Commands, tmp_path: Path) -> None:
     few = write_few_images(tmp_path / "few.tar")
     words = [f"experiment={recipe}", *SMALL, f"data.val={few}", f"run.dir={tmp_path}", "run.name=a"]
     done = commands.run("faults.observed", *words)
@@ -45,9 +45,6 @@ def test_a_recipe_trains_evaluates_and_exports(recipe: str, commands: Commands, 
     np.testing.assert_allclose(embeddings, features.numpy(), rtol=1e-5, atol=1e-6)
     metrics = dyad.evaluate(model, val=str(few))["val"]
     assert metrics == pytest.approx({name: result["metrics"][name] for name in metrics})
-    if recipe == "simclr_emoji":  # the other differs in its objective, which no export has
-        exported = commands.run("train.export", f"run={tmp_path / 'a'}")
-        assert exported.code == 0 and (tmp_path / "a/export/onnx/image.onnx").exists(), exported.out
 
 
 def test_mistakes_are_one_line(tmp_path: Path) -> None:
@@ -93,8 +90,11 @@ def test_texts_train_by_dropout_and_are_searched(commands: Commands, models: Pat
 @pytest.mark.soak  # minutes
 @pytest.mark.parametrize("recipe", ["simclr_emoji", "spectral_emoji"])
 def test_a_recipe_beats_chance_and_the_untrained_encoder(recipe: str, commands: Commands, tmp_path: Path) -> None:
+    """And is exported; of a small run: tests/dyad/export/test_export_views.py."""
     assert commands.run("train", f"experiment={recipe}", f"run.dir={tmp_path}", "run.name=a").code == 0
     assert commands.run("eval", f"checkpoint={tmp_path / 'a'}", "baselines=[untrained]").code == 0
     found = json.loads((tmp_path / "a/eval/val.json").read_text())
     before = found["baselines"]["untrained"]["metrics"]["view_R@1"]
     assert found["metrics"]["view_R@1"] > before + 0.1 > found["chance"]["view_R@1"]
+    exported = commands.run("train.export", f"run={tmp_path / 'a'}")
+    assert exported.code == 0 and (tmp_path / "a/export/onnx/image.onnx").exists(), exported.out
