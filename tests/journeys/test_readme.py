@@ -6,6 +6,7 @@ What is trained or planned from nothing has a tiny model: 151 million weights of
 and check. So has what is trained from MiniLM, but for the demo. Evaluations of emoji have 40 images.
 """
 
+import json
 import os
 import re
 import shlex
@@ -27,6 +28,8 @@ def shortened(command: str) -> str:
     """The command as shown, trained for two steps only; a job for a cluster is only written out."""
     if "plan.gpus=64" in command:
         return command.replace("model.name=ViT-L-14", "model.name=tiny.json")
+    if "zero_shot:" in command:
+        return command.replace("data/samples/emoji/subgroups.json", "few.json")
     if command.startswith("python -m eval model="):
         return f"{command} block=16"
     if command.startswith("sbatch "):
@@ -48,10 +51,12 @@ def checkout(tmp_path_factory: pytest.TempPathFactory, models: Path) -> Path:
     link(ROOT, folder, without=(".git", ".venv", "runs", "shards", "data"))
     link(ROOT / "data", folder / "data", without=("samples",))
     link(ROOT / "data/samples", folder / "data/samples", without=("topics",))
-    write_few_topics(folder / "data/samples/topics", verses=40)
+    write_few_topics(folder / "data/samples/topics", verses=60)
     (folder / "tiny.json").symlink_to(models / "open_clip.json")
     (folder / "bert").symlink_to(models / "bert")
     write_few_images(folder / "few.tar")
+    task = json.loads((ROOT / "data/samples/emoji/subgroups.json").read_text())
+    (folder / "few.json").write_text(json.dumps({**task, "source": "few.tar"}))
     from dyad.data.shards.shards import open_shards
     from dyad.data.shards.sources import parse_sources
 
