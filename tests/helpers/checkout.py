@@ -1,11 +1,14 @@
-"""A copy of the checkout made of links, and a part of the topics that is encoded in seconds."""
+"""A copy of the checkout made of links, and parts of the topics and of the emoji that are encoded in seconds."""
 
 import json
+import tarfile
 from collections.abc import Collection
+from itertools import islice
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 TOPICS = ROOT / "data/samples/topics"
+UNSEEN = ROOT / "data/samples/emoji/twemoji-unseen.tar"
 
 
 def link(source: Path, folder: Path, without: Collection[str]) -> None:
@@ -29,3 +32,11 @@ def write_few_topics(folder: Path, verses: int) -> None:
     queries = (TOPICS / "queries.jsonl").read_text().splitlines(keepends=True)
     (folder / "corpus.jsonl").write_text("".join(corpus))
     (folder / "queries.jsonl").write_text("".join(line for line in queries if json.loads(line)["_id"] in asked))
+
+
+def write_few_images(path: Path) -> Path:
+    """A shard of the first 40 of Twemoji."""
+    with tarfile.open(UNSEEN) as shard, tarfile.open(path, "w") as few:
+        for member in islice(shard, 80):  # an image and its fields
+            few.addfile(member, shard.extractfile(member))
+    return path

@@ -8,7 +8,7 @@ from omegaconf import OmegaConf
 
 from dyad.data.base.errors import ConfigError
 from dyad.evaluation.load_run import read_config
-from dyad.run.checks import check_arguments
+from dyad.run.checks import check, check_arguments
 from dyad.train.cli.compose import compose_config, groups, keys, preview, typed, words_for
 from dyad.train.cli.synonyms import ADVICE, SYNONYMS
 from dyad.train.cli.unread_keys import READ_ONLY_WITH, refuse_unread
@@ -37,9 +37,6 @@ MISTAKES = {
         [EMOJI, "model.name=ViT-B-16"],
         ["model.name=ViT-B-16", "model=open_clip"],
     ),
-    "path as a name": ([EMOJI, "run.name=/runs/a"], ["run.name=/runs/a", "run.dir=PARENT"]),
-    "name of no folder": ([EMOJI, "run.name=."], ["run.name=.", "run.dir=PARENT"]),
-    "name of the folder above": ([EMOJI, "run.name=a/../.."], ["run.name=a/../..", "run.dir=PARENT"]),
     "path from the home folder as a name": ([EMOJI, 'run.name="~/a"'], ["run.name=~/a", "run.dir=PARENT"]),
     "URL as a folder": ([EMOJI, "run.dir=s3://bucket/runs"], ["run.dir=s3://bucket/runs", "run.dir=FOLDER"]),
     "images of the other task": (
@@ -63,7 +60,7 @@ MISTAKES = {
     "missing data": ([EMOJI, "data.train=data/samples/emojy/a.tar"], ["data.train=", "'emojy'", "'emoji'"]),
     "no length": (["data.train=data/samples/emoji/fxemoji-trained.tar"], ["steps", "epochs", "steps=1000"]),
     "missing weights": ([EMOJI, "init_from=nowhere"], ["init_from=nowhere"]),
-    "missing checkpoint": ([EMOJI, "resume=latest"], ["resume=latest", "auto"]),
+    "missing checkpoint": ([EMOJI, "resume=nevr"], ["resume=nevr", "'never'", "auto"]),
     "missing negatives": (
         ["experiment=topics_mined", "data.negatives.file=nowhere/mined.jsonl"],
         ["data.negatives.file=nowhere/mined.jsonl", "python -m eval.mine"],
@@ -150,7 +147,6 @@ MISTAKES = {
         ["experiment=topics", "objective=epr"],
         ["objective=epr", "data.negatives.per_row=1", "objective=dpr"],
     ),
-    "index": (["experiment=topics", "eval.index=HNWS32"], ["'HNWS32'", "HNSW32;efSearch=128"]),
     "index of images": ([EMOJI, "eval.index=HNWS32"], ["'HNWS32'", "HNSW32;efSearch=128"]),
     "index of one score": (["experiment=rare_class", "eval.index=HNSW32"], ["eval.index=HNSW32", "data.rare=null"]),
     "key without its service": ([EMOJI, "tracking.wandb=online"], ["tracking.wandb=online", "WANDB_API_KEY"]),
@@ -169,6 +165,14 @@ def test_a_mistake_is_answered_by_one_line(kind: str, monkeypatch: pytest.Monkey
     assert len(str(caught.value).splitlines()) == 1
 
 
+def test_no_path_is_a_name() -> None:
+    config = compose_config([EMOJI])
+    for name in ("/runs/a", ".", "a/../.."):
+        config.run.name = name
+        with raises(ConfigError, f"run.name={name}", "run.dir=PARENT"):
+            check(config)
+
+
 def test_a_run_folder_of_another_configuration_names_what_differs(tmp_path: Path) -> None:
     words = [EMOJI, f"run.dir={tmp_path}", "run.name=mine", "tracking.wandb=disabled"]
     run = open_run(compose_config(words))
@@ -178,30 +182,22 @@ def test_a_run_folder_of_another_configuration_names_what_differs(tmp_path: Path
         check_arguments([*words, "seed=1"])
 
 
-def test_a_run_from_before_a_key_was_added_keeps_its_name_and_goes_on(tmp_path: Path) -> None:
-    words = [EMOJI, f"run.dir={tmp_path}", "tracking.wandb=disabled"]
+def test_a_run_from_before_keys_were_added_and_renamed_keeps_its_name_and_goes_on(tmp_path: Path) -> None:
+    words = [EMOJI, f"run.dir={tmp_path}", "tracking.wandb=disabled", "optim.max_skipped=5"]
     run = open_run(compose_config(words))
     assert run.name == "emoji-ccb9d8f7"  # as it was before model.batch_norm
     (run / "checkpoints" / "step_00000007").mkdir(parents=True)
-    config = (run / "config.yaml").read_text()
-    (run / "config.yaml").write_text(config.replace("  batch_norm: global\n", ""))
-    assert "batch_norm: global" in config
-    check_arguments(words)
-    check_arguments([*words, "run.name=emoji-ccb9d8f7", "model.batch_norm=per_chunk"])
-
-
-def test_a_run_from_before_keys_were_renamed_keeps_its_name_and_goes_on(tmp_path: Path) -> None:
-    words = [EMOJI, f"run.dir={tmp_path}", "tracking.wandb=disabled", "optim.max_skipped=5"]
-    run = open_run(compose_config(words))
-    assert run.name == "emoji-ccb9d8f7"
-    (run / "checkpoints" / "step_00000007").mkdir(parents=True)
-    config = (run / "config.yaml").read_text()
-    assert "  max_skipped: 5\n" in config and "  frozen_cache_mb: null\n" in config
-    older = config.replace("  max_skipped: 5\n", "  patience: 5\n").replace(
-        "  frozen_cache_mb: null\n", "  memo_mb: 64\n"
-    )
+    older = (run / "config.yaml").read_text()
+    for now, before in (
+        ("  batch_norm: global\n", ""),
+        ("  max_skipped: 5\n", "  patience: 5\n"),
+        ("  frozen_cache_mb: null\n", "  memo_mb: 64\n"),
+    ):
+        assert older.count(now) == 1
+        older = older.replace(now, before)
     (run / "config.yaml").write_text(older)
     check_arguments(words)
+    check_arguments([*words, "run.name=emoji-ccb9d8f7", "model.batch_norm=per_chunk"])
     assert read_config(run).optim.max_skipped == 5 and read_config(run).model.frozen_cache_mb == 64
     with raises(ConfigError, "optim.patience", "optim.max_skipped"):
         check_arguments([EMOJI, "optim.patience=5"])
@@ -267,10 +263,11 @@ def test_a_prefix_can_break_the_line() -> None:
     assert (config.data.question.prefix, config.data.passage.prefix) == ("Query:\n", "a\tb")
 
 
-@pytest.mark.parametrize("value", [r'"solve \\nabla: "', r"'solve \\nabla: '", r"solve\ \\nabla:\ "])
-def test_two_backslashes_of_a_prefix_are_one_and_no_line_break(value: str) -> None:
-    config = compose_config(["experiment=topics", f"data.question.prefix={value}"])
-    assert config.data.question.prefix == r"solve \nabla: "
+def test_two_backslashes_of_a_prefix_are_one_and_no_line_break() -> None:
+    one, two, three = r'"solve \\nabla: "', r"'solve \\nabla: '", r"solve\ \\nabla:\ "
+    data = compose_config(["experiment=topics", f"data.question.prefix={one}", f"data.passage.prefix={two}"]).data
+    bare = compose_config(["experiment=topics", f"data.question.prefix={three}"]).data
+    assert [data.question.prefix, data.passage.prefix, bare.question.prefix] == [r"solve \nabla: "] * 3
 
 
 SOURCES = r"""data.train=[{path: a.jsonl,weight: 2,question_prefix: "Ask: {x}\nQuery: "},b.jsonl@3,{path: c.jsonl}]"""
@@ -281,10 +278,11 @@ def test_prefixes_of_sources() -> None:
     config = compose_config(["experiment=topics", SOURCES])
     a = {"path": "a.jsonl", "weight": 2, "question_prefix": "Ask: {x}\nQuery: "}
     assert config.data.train == [a, "b.jsonl@3", {"path": "c.jsonl"}]
-    assert compose_config(words_for(config)) == config and "Query: " in preview(["experiment=topics", SOURCES])
+    again = compose_config(words_for(config))
+    assert again == config and "Query: " in preview(["experiment=topics", SOURCES])
     assert "Query: " in by_section(maths_keys(config))["data"]
     other = compose_config(["experiment=topics", SOURCES.replace("Ask", "Say")])
-    assert run_folder(other) != run_folder(config) == run_folder(compose_config(words_for(config)))
+    assert run_folder(other) != run_folder(config) == run_folder(again)
     literal = compose_config(["experiment=topics", SOURCES.replace(r"\n", r"\\n")])
     assert literal.data.train[0]["question_prefix"] == r"Ask: {x}\nQuery: "
     assert compose_config(words_for(literal)) == literal

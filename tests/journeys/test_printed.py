@@ -42,7 +42,7 @@ def instead(command: list[str], words: dict[str, Any]) -> list[str]:
 @pytest.fixture
 def small(models: Path, tmp_path: Path) -> dict[str, dict[str, Any]]:
     """What makes a printed training one of seconds, by task."""
-    quiet = {"run.dir": tmp_path / "runs", "tracking": "local", "data.workers": 0}
+    quiet = {"run.dir": tmp_path / "runs", "tracking": "local", "tracking.report": "false", "data.workers": 0}
     towers = {"model.name": models / "open_clip.json", "model.image.image_size": 32, "model.text.context_length": 16}
     return {"pictures": {**quiet, **towers, "epochs": 1}, "questions": {**quiet, "model.text.name": models / "bert"}}
 
@@ -69,7 +69,11 @@ def test_what_pack_prints_trains_on_the_images(commands: Commands, small, tmp_pa
     finished(commands.run(*instead(train, small["pictures"])))
 
 
-@pytest.mark.parametrize("target", Target, ids=lambda target: target.name)
+# a table of rows, one of ids beside a corpus, a folder
+KINDS = [t if t in ("shards", "tevatron_ids", "beir") else pytest.param(t, marks=pytest.mark.soak) for t in Target]
+
+
+@pytest.mark.parametrize("target", KINDS, ids=str)
 def test_what_pack_prints_trains_on_the_questions(commands: Commands, small, tmp_path: Path, target: Target) -> None:
     topics = write_topics(tmp_path / "topics", topics=6, passages=4)
     packed = commands.run("data", "pack", str(topics), f"out={tmp_path / 'a {b}'}", f"to={target.name}")
@@ -82,8 +86,9 @@ def test_what_mine_prints_trains_on_what_was_mined(
     commands: Commands, models: Path, tmp_path: Path, recipe: dict[str, str]
 ) -> None:
     """Also where the objective of the run takes no negatives."""
-    keys = {"run.name": "first", "steps": 2, "data.negatives.per_row": 0, **recipe}
-    finished(commands.run(*arguments(models / "bert", write_topics(tmp_path / "a b"), tmp_path / "runs", keys)))
+    keys = {"run.name": "first", "steps": 2, "tracking.report": "false", "data.negatives.per_row": 0, **recipe}
+    topics = write_topics(tmp_path / "a b", topics=8, passages=4)
+    finished(commands.run(*arguments(models / "bert", topics, tmp_path / "runs", keys)))
     mined = commands.run("eval.mine", f"run={tmp_path / 'runs/first'}", "first_rank=1")
     assert mined.code == 0, mined.out
     (train,) = printed(mined.out)
@@ -93,7 +98,7 @@ def test_what_mine_prints_trains_on_what_was_mined(
 def test_what_mine_prints_trains_on_the_passages_of_a_table(commands: Commands, models: Path, tmp_path: Path) -> None:
     """A table names no corpus: its own passages are searched, and stand in a file that the printed command names."""
     (tmp_path / "t.csv").write_text("question,right\n" + "".join(f"what is {i}?,it is {i} of all\n" for i in range(16)))
-    keys = {"run.name": "first", "steps": 2, "data.columns": "[question,right]"}
+    keys = {"run.name": "first", "steps": 2, "tracking.report": "false", "data.columns": "[question,right]"}
     finished(commands.run(*arguments(models / "bert", tmp_path / "t.csv", tmp_path / "runs", keys)))
     mined = commands.run("eval.mine", f"run={tmp_path / 'runs/first'}", "first_rank=1")
     assert mined.code == 0 and (tmp_path / "runs/first/mined/corpus.jsonl").is_file(), mined.out

@@ -3,27 +3,23 @@
 tests/layout/test_documents.py composes the others.
 
 What is trained or planned from nothing has a tiny model: 151 million weights of ViT-B-32 take a minute to make, save
-and check. Evaluations of emoji have 40 images.
+and check. So has what is trained from MiniLM, but for the demo. Evaluations of emoji have 40 images.
 """
 
+import json
 import os
 import re
-import runpy
 import shlex
 import subprocess
-import sys
-import tarfile
-from itertools import islice
 from pathlib import Path
 
 import pytest
-from helpers.checkout import link, write_few_topics
+from helpers.checkout import link, write_few_images, write_few_topics
 from helpers.cli import Commands, Ended
 from helpers.documents import run_commands
 
 ROOT = Path(__file__).parents[2]
 SHORT = "steps=2 global_batch_size=16 eval.block=16 tracking.wandb=disabled"
-UNSEEN = "data/samples/emoji/twemoji-unseen.tar"
 EMOJI = "data.val=few.tar eval.suite=[]"
 COMMANDS = run_commands()
 
@@ -32,6 +28,8 @@ def shortened(command: str) -> str:
     """The command as shown, trained for two steps only; a job for a cluster is only written out."""
     if "plan.gpus=64" in command:
         return command.replace("model.name=ViT-L-14", "model.name=tiny.json")
+    if "zero_shot:" in command:
+        return command.replace("data/samples/emoji/subgroups.json", "few.json")
     if command.startswith("python -m eval model="):
         return f"{command} block=16"
     if command.startswith("sbatch "):
@@ -40,6 +38,8 @@ def shortened(command: str) -> str:
         without = " ".join(w for w in command.split() if w.partition("=")[0] not in ("steps", "global_batch_size"))
         without = without.replace("model.name=ViT-B-32", "model.name=tiny.json")
         without += " tracking.report=false" * ("demo.sh" not in command)  # a third of the time of most
+        if re.search(r"experiment=(emoji|slip_emoji|topics|topics_mined)( |$)", command):
+            without += " model.text.name=bert"
         without += " data.rare_per_batch=8" * ("rare_class" in command)  # of a batch of 32
         return f"{without} {SHORT} {EMOJI if 'emoji' in command or 'demo.sh' in command else ''}"
     return command
@@ -53,9 +53,10 @@ def checkout(tmp_path_factory: pytest.TempPathFactory, models: Path) -> Path:
     link(ROOT / "data/samples", folder / "data/samples", without=("topics",))
     write_few_topics(folder / "data/samples/topics", verses=60)
     (folder / "tiny.json").symlink_to(models / "open_clip.json")
-    with tarfile.open(ROOT / UNSEEN) as shard, tarfile.open(folder / "few.tar", "w") as few:
-        for member in islice(shard, 80):  # an image and its fields
-            few.addfile(member, shard.extractfile(member))
+    (folder / "bert").symlink_to(models / "bert")
+    write_few_images(folder / "few.tar")
+    task = json.loads((ROOT / "data/samples/emoji/subgroups.json").read_text())
+    (folder / "few.json").write_text(json.dumps({**task, "source": "few.tar"}))
     from dyad.data.shards.shards import open_shards
     from dyad.data.shards.sources import parse_sources
 
@@ -73,19 +74,16 @@ def test_the_readme_has_commands() -> None:
     assert len(COMMANDS) >= 30
 
 
-def test_the_loop_of_the_documents_runs(tmp_path: Path) -> None:
+def test_the_loop_of_the_documents_runs(commands: Commands, tmp_path: Path) -> None:
     """As shown: alone, and on two ranks that share a batch."""
     (code,) = re.findall(r"```python\n(import torch\n.*?)```", (ROOT / "docs/python.md").read_text(), re.DOTALL)
-    alone, shared = tmp_path / "alone.py", tmp_path / "shared.py"
-    alone.write_text(code)
-    runpy.run_path(str(alone))
+    (tmp_path / "alone.py").write_text(code)
     # torch.distributed.nn before the group, and the group ended: else the process may abort, see distributed/world.py
     start = "import torch.distributed as dist\nimport torch.distributed.nn\ndist.init_process_group('gloo')"
-    shared.write_text(f"{start}\n{code}\ndist.destroy_process_group()\n")
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", str(shared)]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    run = subprocess.run(torchrun, env=environment, capture_output=True, text=True, timeout=300)
-    assert run.returncode == 0, run.stderr[:3000]
+    (tmp_path / "shared.py").write_text(f"{start}\n{code}\ndist.destroy_process_group()\n")
+    for name, size in (("alone", 1), ("shared", 2)):
+        for ended in commands.world(size, "helpers.elsewhere", name, cwd=str(tmp_path)):
+            assert ended.code == 0, ended.out[:3000]
 
 
 def test_every_command_of_the_readme_works(checkout: Path, commands: Commands) -> None:
@@ -97,7 +95,7 @@ def test_every_command_of_the_readme_works(checkout: Path, commands: Commands) -
             if fed:
                 done += [run(commands, words, checkout) for words in started(fed, done[0].out, checkout)]
         else:
-            line = ["bash", "-c", f"source launch/setup.sh demo && {command}"]
+            line = ["bash", "-c", command]  # each sources launch/setup.sh itself
             environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
             ended = subprocess.run(line, cwd=checkout, env=environment, capture_output=True, text=True, timeout=600)
             done = [Ended(ended.returncode, f"{ended.stdout[-2000:]}\n{ended.stderr[-2000:]}")]
