@@ -25,6 +25,7 @@ import os
 import re
 import signal
 import subprocess
+import sys
 import time
 import uuid
 from abc import ABC, abstractmethod
@@ -41,6 +42,9 @@ from dyad.data.base.errors import DataError
 from dyad.train.run_folder.checkpoint import Checkpoint
 
 EPOCH = 13  # steps of 32 in the shard of helpers.tiny_runs
+# What a launched job trains: without imports for texts its processes start in two thirds of the time
+IMAGES = {"task": "views", "model": "cnn", "model.text.name": "null", "model.text.kind": "open_clip"}
+IMAGES |= {"data": "simclr", "objective": "simclr"}
 GRACE = 12.0  # seconds in which loader processes see that their parent is gone: torch looks every five
 
 
@@ -170,7 +174,7 @@ class Launched(Job):
         settings = {"DYAD_EXTRAS": "demo", "OMP_NUM_THREADS": "1", name: value, **environment}
         with out.open("w") as file:
             self.script = subprocess.Popen(
-                command, env={**os.environ, **settings}, stdout=file, stderr=subprocess.STDOUT
+                command, cwd=ROOT, env={**os.environ, **settings}, stdout=file, stderr=subprocess.STDOUT
             )
 
     def ranks(self) -> list[int]:
@@ -225,12 +229,21 @@ class Jobs:
         self._started.append(job)
         return job
 
+    def on_machine(self, rank: int, keys: Mapping[str, Any], on: Sequence[str], **environment: str) -> Launched:
+        """A rank alone, without torchrun. on: words that run it on another machine, of which it is the only one."""
+        _, *arguments = self._arguments({"run.name": "a", **keys})
+        place = {"RANK": str(rank), "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", **environment}
+        return self._launched([*on, sys.executable, "-m", "train", *arguments], keys, place)
+
     def launch(self, world: int, keys: Mapping[str, Any], on: Sequence[str] = (), **environment: str) -> Launched:
         """By launch/torchrun.sh, as a user does. on: words that run it on another machine."""
         _, *arguments = self._arguments({"run.name": "a", **keys})
         command = [*on, "bash", str(ROOT / "launch/torchrun.sh"), *arguments]
+        return self._launched(command, keys, {"NPROC": str(world), **environment})
+
+    def _launched(self, command: list[str], keys: Mapping[str, Any], environment: Mapping[str, str]) -> Launched:
         out = self.folder / f"launched-{len(self._started)}.txt"
-        job = Launched(self._run(keys), command, {"NPROC": str(world), **environment}, out)
+        job = Launched(self._run(keys), command, environment, out)
         self._started.append(job)
         return job
 
@@ -278,12 +291,12 @@ def ids_of_steps(run: Path) -> dict[int, list[int]]:
     return dict(sorted(found.items()))
 
 
-def every_sample_once_an_epoch(run: Path, steps: int) -> None:
-    """Steps are EPOCH a pass; what a batch cannot fill stays out of it."""
+def every_sample_once_an_epoch(run: Path, steps: int, epoch: int = EPOCH) -> None:
+    """epoch: steps of a pass; what a batch cannot fill stays out of it."""
     ids = ids_of_steps(run)
     assert list(ids) == list(range(steps))
-    for begin in range(0, steps, EPOCH):
-        seen = [sample for step in range(begin, min(begin + EPOCH, steps)) for sample in ids[step]]
+    for begin in range(0, steps, epoch):
+        seen = [sample for step in range(begin, min(begin + epoch, steps)) for sample in ids[step]]
         assert len(set(seen)) == len(seen) > 0
 
 
