@@ -56,15 +56,8 @@ def hang(step: TrainStep, batch: Batch) -> Batch:
     return batch
 
 
-def crash_while_another_is_busy(step: TrainStep, batch: Batch) -> Batch:
-    if step.world.rank == 2:
-        time.sleep(5)
-    return crash(step, batch) if step.world.rank == 1 else batch
-
-
-def crash_while_another_hangs(step: TrainStep, batch: Batch) -> Batch:
-    if step.world.rank == 2:
-        time.sleep(1000)
+def crash_while_others_are_busy_and_hang(step: TrainStep, batch: Batch) -> Batch:
+    time.sleep({2: 5, 3: 1000}.get(step.world.rank, 0))
     return crash(step, batch) if step.world.rank == 1 else batch
 
 

@@ -4,21 +4,36 @@ import json
 import shutil
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from signal import SIGKILL, SIGTERM
 from typing import Any
 
 import pytest
 from harness import Jobs, checkpoints, cut, digest, flip, ids_of_steps, newest_whole, small_disk
+from helpers.cli import Commands
 from helpers.shards import index_shard
-from helpers.tiny_runs import QUIET, SHARD, losses, records, refused, state
+from helpers.tiny_runs import QUIET, SHARD, losses, records, refused, state, tiny_arguments
 from safetensors.torch import load_file
 
 from dyad.data.loading.order import Order
 from dyad.train.run_folder.checkpoint import FORMAT
 
-KEYS: dict[str, Any] = {**QUIET, "steps": 6, "checkpoint.every": 2}
+KEYS: dict[str, Any] = {**QUIET, "steps": 8, "checkpoint.every": 2, "checkpoint.keep": 4}
 MORE = SHARD.with_name("noto-v1-trained.tar")
+
+
+@pytest.fixture(scope="module")
+def trained(commands: Commands, models: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run with KEYS."""
+    folder = tmp_path_factory.mktemp("trained")
+    return Jobs(commands, partial(tiny_arguments, models, folder / "runs"), folder).run(1, KEYS)
+
+
+@pytest.fixture
+def run(trained: Path, tmp_path: Path) -> Path:
+    """A copy of it, where `jobs` has runs named a."""
+    return Path(shutil.copytree(trained, tmp_path / "runs" / "a"))
 
 
 def folder(run: Path, step: int) -> Path:
@@ -32,41 +47,38 @@ DAMAGES: dict[str, Callable[[Path], object]] = {
 }
 
 
-def test_a_checkpoint_is_damaged(jobs: Jobs) -> None:
-    """Each of the last three in another way: the run goes on from the one before them."""
-    keys = {**KEYS, "steps": 8, "checkpoint.keep": 4}
-    run = jobs.run(1, keys)
+def test_a_checkpoint_is_damaged(jobs: Jobs, run: Path) -> None:
+    """Each of the last three in another way: the run goes on from the one before them. One that is named is refused,
+    damaged in any way: tests/train/run_folder/test_checkpoint.py."""
     before = digest(run)
     (run / "run_state.json").unlink()  # or it says that it is finished
     for step, harm in zip((4, 6, 8), DAMAGES.values(), strict=True):
         harm(folder(run, step) / "optimizer.safetensors")
-        named = jobs.start(1, {**keys, "run.name": "other", "resume": folder(run, step)}).ends()
-        refused(named.ended, 3, folder(run, step) / "optimizer.safetensors")
-    again = jobs.start(1, keys).ends()
+    named = jobs.start(1, {**KEYS, "run.name": "other", "resume": folder(run, 4)}).ends()
+    refused(named.ended, 3, folder(run, 4) / "optimizer.safetensors")
+    again = jobs.start(1, KEYS).ends()
     assert again.codes == [0], again.out
     assert again.out.count("passing over a damaged checkpoint") == 3 and "going on at step 2 " in again.out
     assert digest(run) == before and len(losses(run)) == 8
 
 
 @pytest.mark.soak
-def test_every_checkpoint_is_damaged(jobs: Jobs) -> None:
-    run = jobs.run(1, KEYS)
+def test_every_checkpoint_is_damaged(jobs: Jobs, run: Path) -> None:
     (run / "run_state.json").unlink()
     for step in checkpoints(run):
         (folder(run, step) / "manifest.json").unlink()
-    refused(jobs.start(1, KEYS).ends().ended, 3, "3 checkpoints", "resume=never")
-    refused(jobs.start(1, {**KEYS, "run.name": "b", "resume.mode": folder(run, 6)}).ends().ended, 3, "manifest.json")
+    refused(jobs.start(1, KEYS).ends().ended, 3, "4 checkpoints", "resume=never")
+    refused(jobs.start(1, {**KEYS, "run.name": "b", "resume.mode": folder(run, 8)}).ends().ended, 3, "manifest.json")
 
 
-def test_a_checkpoint_is_of_another_architecture_or_a_newer_program(jobs: Jobs) -> None:
-    run = jobs.run(1, KEYS)
+def test_a_checkpoint_is_of_another_architecture_or_a_newer_program(jobs: Jobs, run: Path) -> None:
     wider = {**KEYS, "model.image.widths": [8, 8]}
     refused(jobs.start(1, wider).ends().ended, 2, "model.image.widths: [8, 16] there, [8, 8] now")
-    elsewhere = jobs.start(1, {**wider, "run.name": "b", "resume": folder(run, 6)}).ends()
-    refused(elsewhere.ended, 2, folder(run, 6))
+    elsewhere = jobs.start(1, {**wider, "run.name": "b", "resume": folder(run, 8)}).ends()
+    refused(elsewhere.ended, 2, folder(run, 8))
 
     (run / "run_state.json").unlink()
-    manifest = folder(run, 6) / "manifest.json"
+    manifest = folder(run, 8) / "manifest.json"
     manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "format": FORMAT + 1}))
     refused(jobs.start(1, KEYS).ends().ended, 2, f"format {FORMAT + 1}", FORMAT)
 
@@ -147,38 +159,36 @@ def fill(path: Path, leave: int = 0) -> bool:
     return True
 
 
-def test_the_batch_is_another_one(jobs: Jobs) -> None:
-    old = {**KEYS, "steps": 9, "checkpoint.every": 3, "global_batch_size": 16}
-    run = jobs.run(1, old)
-    larger = {**old, "global_batch_size": 32, "steps": 8}
+def test_the_batch_is_another_one(jobs: Jobs, run: Path) -> None:
+    larger = {**KEYS, "global_batch_size": 48, "steps": 7}
     allow = "resume.allow_batch_change=true"
-    refused(jobs.start(1, larger).ends().ended, 2, "global_batch_size: 16 there, 32 now", allow)
-    elsewhere = {**larger, "run.name": "b", "resume": folder(run, 9)}
-    refused(jobs.start(1, elsewhere).ends().ended, 2, "global_batch_size=16", "32", allow)
+    refused(jobs.start(1, larger).ends().ended, 2, "global_batch_size: 32 there, 48 now", allow)
+    elsewhere = {**larger, "run.name": "b", "resume": folder(run, 8)}
+    refused(jobs.start(1, elsewhere).ends().ended, 2, "global_batch_size=32", "48", allow)
     allowed = {**larger, "resume.allow_batch_change": "true"}
-    refused(jobs.start(1, {**allowed, "steps": 4}).ends().ended, 2, "144 samples", "4 steps")
-    assert checkpoints(run) == [3, 6, 9] and len(losses(run)) == 9
+    refused(jobs.start(1, {**allowed, "steps": 5}).ends().ended, 2, "256 samples", "5 steps")
+    assert checkpoints(run) == [2, 4, 6, 8] and len(losses(run)) == 8
 
     job = jobs.start(1, allowed, observed=True)
     ended = job.ends()
-    assert ended.codes == [0] and "going on at step 4 " in ended.out and "144 samples" in ended.out, ended.out
-    assert [r["step"] for r in records(run)] == [5, 6, 7, 8] and records(run)[0]["samples_seen"] == 5 * 32
-    order = Order([index_shard(str(SHARD)).samples], [1.0], seed=0, global_batch_size=32)
-    assert ids_of_steps(run) == {step: order.ids(step).tolist() for step in range(4, 8)}
+    assert ended.codes == [0] and "going on at step 5 " in ended.out and "256 samples" in ended.out, ended.out
+    assert [r["step"] for r in records(run)] == [6, 7] and records(run)[0]["samples_seen"] == 6 * 48
+    order = Order([index_shard(str(SHARD)).samples], [1.0], seed=0, global_batch_size=48)
+    assert ids_of_steps(run) == {step: order.ids(step).tolist() for step in (5, 6)}
     asides = sorted(run.glob("before-*"))
-    assert [len(losses(aside)) for aside in asides if (aside / "metrics.jsonl").exists()] == [9]
-    assert [step for aside in asides for step in checkpoints(aside)] == [3, 6, 9]
-    assert checkpoints(run) == [4, 6, 8]
+    assert [len(losses(aside)) for aside in asides if (aside / "metrics.jsonl").exists()] == [8]
+    assert [step for aside in asides for step in checkpoints(aside)] == [2, 4, 6, 8]
+    assert checkpoints(run) == [5, 6, 7]
 
     weights = digest(run)
-    for step in (6, 8):
+    for step in (6, 7):
         shutil.rmtree(folder(run, step))
     left = next(aside for aside in asides if (aside / "checkpoints").exists())
-    shutil.move(folder(left, 9), folder(run, 9))  # as if killed while those of the old count were put aside
+    shutil.move(folder(left, 8), folder(run, 8))  # as if killed while those of the old count were put aside
     again = jobs.start(1, allowed).ends()
-    assert again.codes == [0] and "going on at step 4 " in again.out, again.out
-    assert digest(run) == weights and checkpoints(run) == [4, 6, 8]
-    assert jobs.start(1, larger).ends().out.startswith("already finished")  # it is a run of 32 now
+    assert again.codes == [0] and "going on at step 5 " in again.out, again.out
+    assert digest(run) == weights and checkpoints(run) == [5, 6, 7]
+    assert jobs.start(1, larger).ends().out.startswith("already finished")  # it is a run of 48 now
 
 
 def test_the_data_are_others(jobs: Jobs, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from harness import Forks, Job, Jobs, digest, every_sample_once_an_epoch, is_saving, newest_whole, open_files
+from harness import IMAGES, Forks, Job, Jobs, digest, every_sample_once_an_epoch, is_saving, newest_whole, open_files
 from helpers.cli import ROOT, Commands
 from helpers.tiny_runs import QUIET, VAL, logged, losses, state, without_timings
 from safetensors.torch import load_file
@@ -41,7 +41,7 @@ def test_a_rank_of_a_launched_job_is_killed(jobs: Jobs) -> None:
 
 def test_the_script_of_torchrun_is_killed(jobs: Jobs) -> None:
     """Of its agent: test_restarts.py."""
-    job = jobs.launch(1, {"steps": 5000, "checkpoint.every": 5, "data.workers": 1})
+    job = jobs.launch(1, {**IMAGES, "steps": 5000, "checkpoint.every": 5, "data.workers": 1})
     job.until(lambda: newest_whole(job.run) >= 5, "its first checkpoint")
     os.kill(job.script.pid, SIGKILL)
     outcome = job.ends(within=30)

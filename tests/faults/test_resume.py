@@ -6,9 +6,10 @@ from signal import SIGKILL
 from typing import Any
 
 import pytest
-from harness import EPOCH, Jobs, digest, every_sample_once_an_epoch, ids_of_steps
+from harness import EPOCH, IMAGES, Jobs, digest, every_sample_once_an_epoch, ids_of_steps
 from helpers.cli import Commands
 from helpers.tiny_runs import QUIET, SHARD, VAL, losses, records, without_timings
+from test_data import emoji
 from test_detection import with_fault
 
 from dyad.data.shards.shards import open_shards
@@ -38,14 +39,15 @@ def test_from_the_middle_of_an_epoch_twice_from_one_checkpoint(jobs: Jobs) -> No
     assert {path.name: path.read_bytes() for path in middle.iterdir()} == before
 
 
-def test_on_other_numbers_of_processes_and_loader_workers_and_in_other_layouts(jobs: Jobs) -> None:
-    keys = {**QUIET, "steps": 28}
+def test_on_other_numbers_of_processes_and_loader_workers_and_in_other_layouts(jobs: Jobs, tmp_path: Path) -> None:
+    """Stopped in the first, second and third epoch, of three steps each."""
+    keys = {**QUIET, "steps": 10, "data.train": emoji(tmp_path / "a.tar", samples=100)}
     one = jobs.run(1, {**keys, "run.name": "one"}, observed=True)
     hsdp, fsdp2 = {"dist.name": "hsdp", "dist.shard_size": 2}, {"dist.name": "fsdp2"}
-    for world, workers, step, dist in ((2, 0, 5, {"chunk_size": 8}), (4, 0, 15, hsdp), (2, 2, 20, fsdp2)):
+    for world, workers, step, dist in ((2, 0, 2, {"chunk_size": 8}), (4, 0, 5, hsdp), (2, 2, 7, fsdp2)):
         run = stopped(jobs, world, {**keys, **dist, "data.workers": workers}, step)
     jobs.run(1, {**keys, "data.workers": 3}, observed=True)
-    every_sample_once_an_epoch(run, 28)
+    every_sample_once_an_epoch(run, 10, epoch=3)
     assert ids_of_steps(run) == ids_of_steps(one)
     assert losses(run) == pytest.approx(losses(one), rel=1e-5)
 
@@ -54,9 +56,9 @@ def test_batches_of_one_source_on_one_and_two_processes(jobs: Jobs) -> None:
     """data.batches=by_source: stopped on two, gone on with on one, the ids and losses of one all along."""
     small = SHARD.parent / "fxemoji-unseen.tar"
     sources = f"[{SHARD},{{path: {small},weight: 2}}]"
-    keys = {**QUIET, "steps": 16, "data.batches": "by_source", "data.shuffle": "full", "data.train": sources}
+    keys = {**QUIET, "steps": 10, "data.batches": "by_source", "data.shuffle": "full", "data.train": sources}
     one = jobs.run(1, {**keys, "run.name": "one"}, observed=True)
-    run = stopped(jobs, 2, keys, 9)
+    run = stopped(jobs, 2, keys, 5)
     jobs.run(1, keys, observed=True)
     ids = ids_of_steps(run)
     assert ids == ids_of_steps(one)
@@ -70,10 +72,9 @@ def test_batches_of_one_source_on_one_and_two_processes(jobs: Jobs) -> None:
 
 def test_two_views_of_images_on_one_and_two_processes(jobs: Jobs) -> None:
     """task=views, with a head whose batch norms see all ranks: stopped on two, gone on with on one."""
-    keys = {"task": "views", "model": "cnn", "model.text.name": "null", "model.text.kind": "open_clip"}
-    keys |= {"data": "simclr", "objective": "simclr", "steps": 10}
+    keys = {**IMAGES, "steps": 4}
     one = jobs.run(1, {**keys, "run.name": "one"}, observed=True)
-    run = stopped(jobs, 2, keys, 5)
+    run = stopped(jobs, 2, keys, 2)
     jobs.run(1, keys, observed=True)
     assert ids_of_steps(run) == ids_of_steps(one)
     assert losses(run) == pytest.approx(losses(one), rel=1e-4)
@@ -92,24 +93,23 @@ def test_on_other_numbers_of_loader_workers_alone(jobs: Jobs) -> None:
 
 def test_a_run_that_begins_at_a_named_checkpoint_goes_on_like_any_other(jobs: Jobs) -> None:
     """In a folder of its own, and back in the run's own folder; also when keep has deleted the named checkpoint."""
-    keys = {**QUIET, "steps": 12, "checkpoint.every": 3}
+    keys = {**QUIET, "steps": 6, "checkpoint.every": 2}
     run = jobs.run(1, {**keys, "checkpoint.keep": 9})
-    undisturbed, middle = without_timings(run), run / "checkpoints" / "step_00000006"
+    undisturbed, middle = without_timings(run), run / "checkpoints" / "step_00000002"
     fork = {**keys, "checkpoint.keep": 1, "resume": middle, "run.name": "fork"}
-    assert stopped(jobs, 1, fork, 10, first=7) == run.parent / "fork"
+    assert stopped(jobs, 1, fork, 5, first=3) == run.parent / "fork"
     again = jobs.start(1, fork).ends()
-    assert again.codes == [0] and "going on at step 10" in again.out, again.out
-    assert without_timings(run.parent / "fork") == [r for r in undisturbed if r["step"] > 6]
+    assert again.codes == [0] and "going on at step 5" in again.out, again.out
+    assert without_timings(run.parent / "fork") == [r for r in undisturbed if r["step"] > 2]
 
     back = {**keys, "checkpoint.keep": 1, "resume": middle}
-    stopped(jobs, 1, back, 8)
-    assert steps(run) == [8] and not middle.exists()
+    stopped(jobs, 1, back, 3)
+    assert steps(run) == [3] and not middle.exists()
     (aside,) = run.glob("before-*")
-    assert steps(aside) == [12, 9]
-    for step, same in ((10, back), (11, {**back, "resume": "auto"})):
-        stopped(jobs, 1, same, step)
+    assert steps(aside) == [6, 4]
+    stopped(jobs, 1, {**back, "resume": "auto"}, 5)
     last = jobs.start(1, back).ends()
-    assert last.codes == [0] and "going on at step 11" in last.out, last.out
+    assert last.codes == [0] and "going on at step 5" in last.out, last.out
     assert without_timings(run) == undisturbed
     anew = jobs.start(1, {**keys, "resume": "never"}, observed=True, STOP="SIGTERM@2").ends()
     assert anew.codes == [75] and "the same command without resume=never goes on from there" in anew.out, anew.out

@@ -50,8 +50,10 @@ def check_control(world: World) -> None:
         check_same_config(world, {"steps": world.rank})
     assert caught.value.everywhere
     check_same_weights(world, {"w": torch.ones(3)}, 1)
-    with pytest.raises(HardwareError):
+    with pytest.raises(HardwareError) as caught_weights:
         check_same_weights(world, {"w": torch.full((3,), float(world.rank))}, 1)
+    named = f"after step 1 ranks 0 and 1 of 2 ({socket.gethostname()}) have different weights"
+    assert world.rank or (str(caught_weights.value).startswith(named) and "first in w." in str(caught_weights.value))
     said: list[str] = []
     stragglers = Stragglers(LocalTimer(torch.device("cpu")), 0.7, world, said.append)
     for waited in (0.0, 6.0 + 6.0 * world.rank):
