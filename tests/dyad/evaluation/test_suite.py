@@ -11,7 +11,7 @@ import pytest
 from helpers.eval import ROOT
 from helpers.messages import raises
 from helpers.runs import EMOJI, distinct_emoji, make_run, save_checkpoint, small_task, write_wds
-from helpers.shards import image
+from helpers.shards import image, write_tar
 
 from dyad import process
 from dyad.data.base.command_line import help_text, parse_options
@@ -167,8 +167,12 @@ def test_clip_benchmark_folders_of_both_kinds(run: Path, wds: Path, monkeypatch,
 
 
 def test_images_and_texts_are_probed(run: Path, monkeypatch, capsys, tmp_path: Path) -> None:
-    part = {"train": str(EMOJI / "twemoji-unseen.tar"), "test": str(EMOJI / "noto-unseen.tar"), "label": "group"}
-    (tmp_path / "look.json").write_text(json.dumps(part))
+    known = {e.group for e in distinct_emoji(30)}
+    for name, count in (("train", 30), ("test", 60)):
+        shown = [(e.image, json.dumps({"group": e.group}).encode()) for e in distinct_emoji(count) if e.group in known]
+        members = ((f"{n}.{end}", of[i]) for n, of in enumerate(shown) for i, end in enumerate(("webp", "json")))
+        write_tar(tmp_path / f"{name}.tar", members)
+    (tmp_path / "look.json").write_text(json.dumps({"train": "train.tar", "test": "test.tar", "label": "group"}))
     rows = [{"text": ["a frog", "a red flag"][i % 2] + "!" * (i // 2), "kind": i % 2} for i in range(20)]
     (tmp_path / "test.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (tmp_path / "words.json").write_text(json.dumps({"train": "test.jsonl", "test": "test.jsonl", "label": "kind"}))
@@ -178,7 +182,7 @@ def test_images_and_texts_are_probed(run: Path, monkeypatch, capsys, tmp_path: P
     assert "k-NN" in capsys.readouterr().out
     look, texts = (json.loads((tmp_path / "out" / f"{name}.json").read_text()) for name in ("look", "words"))
     assert (look["task"], texts["task"]) == ("linear_probe", "text_linear_probe")
-    assert look["probe"]["features"] == "embeddings" and look["probe"]["k"] == 3 and look["probe"]["num_train"] == 181
+    assert look["probe"]["features"] == "embeddings" and look["probe"]["k"] == 3 and look["probe"]["num_train"] == 30
     assert look["metrics"]["linear_acc1"] > look["chance"]["linear_acc1"] and texts["metrics"]["linear_acc1"] == 1
     assert look["baselines"]["untrained"]["difference"]["auc"]["interval"]
     assert list((tmp_path / "out" / "look.pictures").iterdir()) and not (tmp_path / "out" / "words.pictures").exists()
@@ -193,26 +197,19 @@ def test_the_command_line_wins_over_the_run(run: Path, monkeypatch, tmp_path: Pa
     assert "image_to_text_R@10" not in result["metrics"]
 
 
-def test_a_checkpoint_folder_is_taken_itself(run: Path, tmp_path: Path) -> None:
-    newer = save_checkpoint(run, read_config(run), seed=5, step=9)
-    try:
-        assert find_run(str(run)) == (run, newer)
-        older = run / "checkpoints" / "step_00000007"
-        found, checkpoint = find_run(str(older))
-        assert (found.resolve(), checkpoint) == (run.resolve(), older)
-        assert load_run(found, checkpoint).step == 7
-    finally:
-        for file in newer.iterdir():
-            file.unlink()
-        newer.rmdir()
-
-
-def test_a_damaged_checkpoint_is_passed_over_or_refused(tmp_path: Path, capsys) -> None:
-    run = make_run(tmp_path)
-    newer = save_checkpoint(run, read_config(run), step=9)
+def test_a_damaged_checkpoint_is_passed_over_or_refused(run: Path, tmp_path: Path, capsys) -> None:
+    """A checkpoint folder is taken itself."""
+    folder = tmp_path / "tiny"
+    shutil.copytree(run, folder, ignore=shutil.ignore_patterns("eval"))
+    older, newer = folder / "checkpoints/step_00000007", save_checkpoint(folder, read_config(run), seed=5, step=9)
+    assert find_run(str(folder)) == (folder, newer)
+    found, checkpoint = find_run(str(older))
+    assert (found.resolve(), checkpoint) == (folder.resolve(), older)
+    assert load_run(found, checkpoint).step == 7
+    capsys.readouterr()
     weights = newer / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1] + b"x")
-    assert find_run(str(run))[1].name == "step_00000007"
+    assert find_run(str(folder))[1] == older
     (line,) = capsys.readouterr().err.splitlines()
     assert "step_00000009" in line
     with raises(DataError, "model.safetensors"):
@@ -347,9 +344,9 @@ def test_a_folder_that_cannot_be_is_said(tmp_path: Path) -> None:
         write(tmp_path / "file" / "x", {"dataset": "d"}, {})
 
 
-def test_nothing_to_evaluate_is_said(tmp_path: Path, monkeypatch) -> None:
+def test_nothing_to_evaluate_is_said() -> None:
     with raises(ConfigError):
-        evaluate(monkeypatch, f"checkpoint={make_run(tmp_path, val=None)}")
+        with_eval_options(TrainConfig(Task.image_text), EvalCommand())
 
 
 def test_help_teaches_without_torch() -> None:
@@ -386,12 +383,12 @@ def test_keys_are_taken_as_training_writes_them_too() -> None:
             parse_options(EvalCommand, ["run=x", wrong], "python -m eval")
 
 
-def test_a_table_with_columns_of_its_own_is_evaluated(tmp_path: Path, monkeypatch) -> None:
+def test_a_table_with_columns_of_its_own_is_evaluated(run: Path, tmp_path: Path, monkeypatch) -> None:
+    """The run has data.text_key=concept."""
     rows = "".join(f"{i}.png,emoji {i}\n" for i in range(4))
     (tmp_path / "t.csv").write_text(f"file,description\n{rows}")
     for i in range(4):
         (tmp_path / f"{i}.png").write_bytes(image(i))
-    run = make_run(tmp_path)  # data.text_key=concept
     words = [f"run={run}", f"val={tmp_path / 't.csv'}", "examples=0", "columns=[file,description]", "captions=[txt]"]
     with raises(SampleError, "'concept'", "data.text_key=null"):
         evaluate(monkeypatch, *words)
