@@ -10,6 +10,7 @@ from shutil import copytree
 import numpy as np
 import pytest
 import torch
+from helpers.export import near
 from helpers.messages import raises
 from helpers.slow_imports import recommends_without_slow_imports
 from safetensors.numpy import load_file, save_file
@@ -46,7 +47,10 @@ def source(kind: ContextKind, similarity: Similarity, folder: Path) -> ExportSou
 
 @pytest.mark.parametrize("similarity", [*Similarity])
 @pytest.mark.parametrize("kind", [*ContextKind])
-def test_an_export_recommends_what_the_scores_say(kind: ContextKind, similarity: Similarity, tmp_path: Path) -> None:
+def test_an_export_recommends_what_the_scores_say(
+    kind: ContextKind, similarity: Similarity, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    near(monkeypatch)
     given = source(kind, similarity, tmp_path)
     assert export(library_of(ExportFormat.torch), given, tmp_path / "out") < 1e-6
     model, tower = dyad.load(str(tmp_path / "out")), given.model.towers.x_tower.eval()

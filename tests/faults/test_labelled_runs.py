@@ -45,7 +45,9 @@ def test_the_same_losses_on_any_number_of_processes(
     run_in_ways(jobs, {**keys, **more}, ways, tolerance=1e-6)
 
 
-@pytest.mark.parametrize("keys", [CLASSES, RARE])
+@pytest.mark.parametrize(
+    "keys", [pytest.param(CLASSES, id="classes", marks=pytest.mark.soak), pytest.param(RARE, id="rare")]
+)
 def test_a_killed_run_goes_on_to_the_same_bits(keys: dict[str, Any], jobs: Jobs) -> None:
     keys = {**keys, "steps": 8, "checkpoint.every": 2, "data": "emoji", "data.workers": 1}
     killed, whole = jobs.run_killed(keys, after=5), jobs.run(1, {**keys, "run.name": "whole"})

@@ -33,6 +33,8 @@ MODEL = {
 NEXT = {"objective": "nce", "objective.noise": "unigram", "objective.k": 32}
 CPC = {"objective": "cpc", "objective.horizons": 2, "model.context.embed_dim": 5, "model.context.kind": "transformer"}
 FRAMES = {**CPC, "data.items": "frames"}
+NAMES = sorted(name for name in OBJECTIVES if name not in ("partial_auc", "epr", "nll"))
+FORMULAS = [*{OBJECTIVES[name].formula: name for name in NAMES}.values()]
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +68,7 @@ def test_the_same_losses_on_any_number_of_processes(
     run_in_ways(jobs, given, ways)
 
 
-@pytest.mark.parametrize("own", [NEXT, CPC], ids=["nce", "cpc"])
+@pytest.mark.parametrize("own", [pytest.param(NEXT, id="nce"), pytest.param(CPC, id="cpc", marks=pytest.mark.soak)])
 def test_a_killed_run_goes_on_to_the_same_bits(own: dict[str, Any], data: Path, jobs: Jobs) -> None:
     given = keys(data, **{**own, "steps": 8, "checkpoint.every": 2, "data.workers": 1})
     killed, whole = jobs.run_killed(given, after=5), jobs.run(1, {**given, "run.name": "whole"})
@@ -74,7 +76,7 @@ def test_a_killed_run_goes_on_to_the_same_bits(own: dict[str, Any], data: Path, 
 
 
 def test_next_items_are_evaluated_beside_baselines(data: Path, jobs: Jobs, commands: Commands) -> None:
-    given = keys(data, **{**NEXT, "data.val": data / "val.jsonl", "steps": 300, "optim.lr": 0.01, "tracking.every": 50})
+    given = keys(data, **{**NEXT, "data.val": data / "val.jsonl", "steps": 120, "optim.lr": 0.02, "tracking.every": 40})
     run = jobs.run(1, given)
     ended = commands.run("eval", f"run={run}")
     assert ended.code == 0, ended.out
@@ -85,41 +87,45 @@ def test_next_items_are_evaluated_beside_baselines(data: Path, jobs: Jobs, comma
     assert metrics["MRR"] > baselines["popularity"]["metrics"]["MRR"] + 0.2  # three of four steps go to the next item
     assert records(run)[-1]["val/MRR"] == pytest.approx(metrics["MRR"])
     assert result["gallery"]["history → next item"] and result["intervals"]["MRR"]
-    two = commands.world(2, "eval", f"run={run}", f"out={run}/two", "seen=drop", "baselines=[]")
+
+    later, task = f"next_item:{data}/test.jsonl", data / "task.json"
+    words = ["eval", f"run={run}", f"suite=[{later}]", f"val={data}/val.jsonl", "seen=drop", "baselines=[]"]
+    two = commands.world(2, *words, f"out={run}/two")
     assert [each.code for each in two] == [0, 0], two[0].out
-    dropped = json.loads((run / "two/val.json").read_text())["metrics"]
+    dropped, test = (json.loads((run / f"two/{name}.json").read_text())["metrics"] for name in ("val", "test"))
     assert dropped["MRR"] > metrics["MRR"]  # what was seen is no rival any more
-    tests = []
-    for number, more in enumerate(([], [f"val={data}/val.jsonl"])):
-        words = [f"run={run}", f"suite=[next_item:{data}/test.jsonl]", f"out={run}/{number}", "baselines=[]", *more]
-        assert commands.run("eval", *words).code == 0
-        tests.append(json.loads((run / f"{number}/test.json").read_text())["metrics"])
-    assert tests[0] == tests[1]  # the run's data.val is history of what comes after it
-    task = data / "task.json"
     task.write_text(json.dumps({"train": "train.csv", "test": "train.csv", "label": "last"}))
-    words = [f"run={run}", f"suite=[context_probe:{task}]", "val=null", "baselines=[untrained]"]
+    words = [f"run={run}", f"suite=[{later},context_probe:{task}]", "seen=drop", "baselines=[untrained]"]
     ended = commands.run("eval", *words, f"out={run}/probe")
     assert ended.code == 0, ended.out
+    without_val = json.loads((run / "probe/test.json").read_text())["metrics"]
+    assert without_val == test  # the run's data.val is history of what comes after it
     result = json.loads((run / "probe/task.json").read_text())
     assert result["task"] == "sequence_linear_probe" and result["gallery"]["sequence → classes"]
     assert result["metrics"]["linear_acc1"] > 0.9  # a context knows the item that it ends with
     recommends_without_slow_imports(run, "i1")
 
 
-def test_every_objective_trains_on_sequences(data: Path, commands: Commands, tiny: Tiny, tmp_path: Path) -> None:
-    names = sorted(name for name in OBJECTIVES if name not in ("partial_auc", "epr", "nll"))
-    words = tiny(keys(data, steps=2))
-    ended = commands.run(*words, "-m", f"objective={','.join(names)}")
+@pytest.mark.parametrize(
+    "names", [pytest.param(FORMULAS, id="one of each formula"), pytest.param(NAMES, id="all", marks=pytest.mark.soak)]
+)
+def test_every_objective_trains_on_sequences(
+    names: list[str], data: Path, commands: Commands, tiny: Tiny, tmp_path: Path
+) -> None:
+    ended = commands.run(*tiny(keys(data, steps=2)), "-m", f"objective={','.join(names)}")
     assert ended.code == 0, ended.out[-3000:]
     assert len([*(tmp_path / "runs").iterdir()]) == len(names)
+
+
+def test_contexts_are_weighed_the_same_on_any_number_of_processes(
+    data: Path, commands: Commands, jobs: Jobs, tmp_path: Path
+) -> None:
     out = tmp_path / "parts"
     assert commands.run("data", "sequences", str(data / "train.csv"), f"out={out}").code == 0
     weighed = {"objective": "one_sided_dpm", "objective.importance": "log_q", "model.context.dropout": 0, "steps": 3}
     weighed |= {"objective.importance_file": out / "log_q.safetensors", "data.train": out / "train.jsonl"}
-    for world in (1, 2):
-        ended = commands.world(world, *tiny(keys(data, **weighed, **{"run.name": f"on-{world}"})))
-        assert [each.code for each in ended] == [0] * world, ended[0].out[-3000:]
-    assert losses(tmp_path / "runs/on-2") == pytest.approx(losses(tmp_path / "runs/on-1"), abs=1e-5)
+    one, two = (jobs.run(world, keys(data, **weighed, **{"run.name": f"on-{world}"})) for world in (1, 2))
+    assert losses(two) == pytest.approx(losses(one), abs=1e-5)
 
 
 def test_what_does_not_fit_is_refused_before_a_folder_is_made(

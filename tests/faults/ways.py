@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -11,15 +12,17 @@ from harness import Jobs
 from helpers.tiny_runs import losses
 
 Way = tuple[int, object, str]  # processes, chunk_size, dist.name
-TWO_WAYS: list[Way] = [(1, "null", "ddp"), (2, 3, "ddp")]
-EVERY_WAY: list[Way] = [*TWO_WAYS, (3, "null", "ddp"), (2, "null", "fsdp2")]
+ALONE: Way = (1, "null", "ddp")
+OTHERS: list[Way] = [(2, 3, "ddp"), (3, "null", "ddp"), (2, "null", "fsdp2")]
 
 
 def in_ways(cases: Mapping[str, Any]) -> list[Any]:
-    """Parameters (case, ways): the first case in every way, the others in two, and with --soak in every way."""
-    first, *others = [pytest.param(case, EVERY_WAY, id=f"{name}, every way") for name, case in cases.items()]
-    two = [pytest.param(case, TWO_WAYS, id=name) for name, case in cases.items()]
-    return [first, *two[1:], *(pytest.param(*other.values, id=other.id, marks=pytest.mark.soak) for other in others)]
+    """Parameters (case, ways): each case alone and in one of the others in turn, and with --soak in every way."""
+    turns = zip(cases.items(), cycle(OTHERS), strict=False)
+    two = [pytest.param(case, [ALONE, other], id=name) for (name, case), other in turns]
+    every = [ALONE, *OTHERS]
+    soak = [pytest.param(case, every, id=f"{name}, every way", marks=pytest.mark.soak) for name, case in cases.items()]
+    return [*two, *soak]
 
 
 def run_in_ways(jobs: Jobs, keys: Mapping[str, Any], ways: Sequence[Way], tolerance: float = 1e-5) -> list[Path]:

@@ -13,7 +13,7 @@ import torch
 from helpers.export import near
 from helpers.messages import raises
 from helpers.passages import make_run as make_text_run, write_beir
-from helpers.runs import EMOJI, TINY, make_run
+from helpers.runs import EMOJI, TINY, make_run, small_task
 from PIL import Image
 from torch.nn.functional import normalize
 
@@ -50,8 +50,13 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_an_open_clip_model_is_evaluated_as_it_is(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run = make_run(here, fit=20)
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run whose model tells some emoji apart."""
+    return make_run(tmp_path_factory.mktemp("fit"), fit=20)
+
+
+def test_an_open_clip_model_is_evaluated_as_it_is(run: Path, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     command(evaluate, f"checkpoint={run}", f"val={SHARD}", "out=own", "examples=0")
     command(export, f"run={run}", "out=exported")
     options = (f"val={SHARD}", "captions=[caption]", "text_key=concept", "examples=0")
@@ -138,10 +143,9 @@ def test_settings_of_an_export_choose_no_other_keys(here: Path, models: Path) ->
 
 
 def test_the_model_before_training_stands_beside_the_trained_one(
-    here: Path, capsys: pytest.CaptureFixture[str]
+    run: Path, here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run = make_run(here, fit=20)
-    entries = f"suite=[retrieval:{SHARD},zero_shot:{EMOJI / 'groups.json'}]"
+    entries = f"suite=[retrieval:{SHARD},zero_shot:{small_task(here, 'groups.json')}]"
     command(evaluate, f"checkpoint={run}", entries, "out=out", "examples=0", "baselines=[untrained]")
     table = capsys.readouterr().out.partition("step 7 of")[0]
     assert table.count("untrained") == 3 and table.count("model ahead") == 3
