@@ -9,7 +9,6 @@ from contextlib import suppress
 from dataclasses import fields, replace
 from enum import Enum
 from functools import partial
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -129,20 +128,20 @@ def test_nothing_quadratic_is_allocated(
     """Even when half of all pairs are duplicates; if positives are wanted one by one, where they are a few each."""
     monkeypatch.setattr(tiles, "TILE", 32)
     monkeypatch.setattr(tiles, "KEPT", 0)
-    n, width = 512, 6
+    n, width = 192, 6
     x, y = (e.detach().float().requires_grad_() for e in embeddings(n, width))
-    further = embeddings(100, width, seed=1)[0].detach().float().requires_grad_()
+    further, every = embeddings(38, width, seed=1)[0].detach().float().requires_grad_(), torch.arange(38)
     classes = n // 4 if "positives" in options else 2
-    columns = Columns(further, torch.arange(100) * 5, torch.arange(100) + n, torch.arange(100) % 2 == 0)
+    columns = Columns(further, every * 5, every + n, every % 2 == 0)
     excluded = torch.stack([torch.arange(n), torch.arange(n).roll(3)], 1)
     for negatives in (None, columns) if classes > 2 or duplicates != "positive" else (None,):
         with LargestTensor() as seen:
             objective = build_objective("clip", duplicates=duplicates, **options)
             keys: dict[str, Any] = {"x_keys": torch.arange(n) % classes, "y_keys": torch.arange(n)}
             if negatives and duplicates != "positive":
-                keys["x_negatives"] = XNegatives(further[:50], torch.arange(50), torch.arange(50))
+                keys["x_negatives"] = XNegatives(further[:19], every[:19], every[:19])
             objective(x, y, negatives=negatives, excluded=excluded, **keys).loss.backward()
-        assert seen.elements <= (2 if duplicates != "positive" else 8) * n * width  # n² is 85 · n · width
+        assert seen.elements <= (2 if duplicates != "positive" else 8) * n * width  # n² is 32 · n · width
 
 
 def test_too_many_positives_to_list_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -224,9 +223,10 @@ WRONG_PAIRS: dict[str, tuple[Any, str]] = {
 @pytest.mark.parametrize("kind", ["positives", "excluded"])
 @pytest.mark.parametrize("name", ["clip", "coce", "nce", "binary_nce", "local_nce", "siglip"])
 def test_pairs_that_are_none_are_refused(name: str, kind: str) -> None:
+    objective = build_objective(name)
     for pairs, named in WRONG_PAIRS.values():
         with raises(ValueError, kind, named):
-            build_objective(name)(*embeddings(), **{kind: torch.as_tensor(pairs)})
+            objective(*embeddings(), **{kind: torch.as_tensor(pairs)})
 
 
 @pytest.mark.parametrize("name", ["clip", "coce", "siglip", "sogclr"])
@@ -250,12 +250,12 @@ def test_a_list_of_one_positive_for_each_row_is_single() -> None:
 def test_a_second_derivative_is_right_or_refused(name: str) -> None:
     """The spectral family and sampled binary NCE are plain products, which autograd differentiates again."""
     for options in ({}, {"negatives_per_positive": 2}) if name == "binary_nce" else ({},):
-        objective, x, y = some_call(name, **options)
+        objective, x, y = some_call(name, pairs=4, **options)
         if name in ("spectral", "pca_penalty", "vicreg", "nll") or options:
             assert torch.autograd.gradgradcheck(lambda x, y, o=objective: o(x, y).loss, (x, y))
         elif name != "spectral_alternating":
             with raises(RuntimeError, "create_graph=True"):
-                torch.autograd.grad(objective(x, y, torch.arange(8)).loss, x, create_graph=True)
+                torch.autograd.grad(objective(x, y, torch.arange(4)).loss, x, create_graph=True)
 
 
 @pytest.mark.parametrize("name", OBJECTIVES)
@@ -284,11 +284,11 @@ def test_pickling_keeps_an_objective(name: str) -> None:
         close(copied(x, y, torch.arange(8), **given).loss, objective(x, y, torch.arange(8), **given).loss)
 
 
-def some_call(name: str, **options: Any) -> tuple[Any, Tensor, Tensor]:
-    """An objective in float64 and embeddings of 8 pairs for it."""
+def some_call(name: str, pairs: int = 8, **options: Any) -> tuple[Any, Tensor, Tensor]:
+    """An objective in float64 and embeddings for it."""
     known = {f.name for f in fields(OBJECTIVES[name])}
     needed = {key: value for key, value in {"num_samples": 8, "gamma_epochs": 8, "width": 5}.items() if key in known}
-    shape = {"cpc": (8, 4, 5), "partial_auc": (8, 1)}.get(name, (8, 5))
+    shape = (pairs, *{"cpc": (4, 5), "partial_auc": (1,)}.get(name, (5,)))
     generator = torch.Generator().manual_seed(0)
     x, y = (torch.randn(shape, generator=generator, dtype=torch.float64).requires_grad_() for _ in range(2))
     return build_objective(name, **{**needed, **options}).double(), x, y
@@ -307,12 +307,7 @@ def test_embeddings_of_two_types_are_refused() -> None:
         build_objective("clip")(x.float(), y)
 
 
-NOT_FINITE = [
-    ("siglip", "init_bias"),
-    ("coce", "margin"),
-    ("isogclr", "tau_lr"),
-    ("coce", "rho"),
-]
+NOT_FINITE = [("siglip", "init_bias"), ("coce", "margin"), ("isogclr", "tau_lr"), ("coce", "rho")]
 
 
 @pytest.mark.parametrize(("name", "option"), NOT_FINITE)
@@ -373,20 +368,26 @@ def test_what_a_step_of_a_run_would_refuse_is_refused_before_the_run(name: str) 
     if "negatives" in OBJECTIVES[name].takes:
         batches += [ExpectedBatch(4, further=True), ExpectedBatch(4, further=True, several=True)]
         batches += [ExpectedBatch(1, further=True), ExpectedBatch(4, further_x=True)]
-    for options, batch in product(variants(name), batches):
+    for options in variants(name):
         with suppress(ConfigError):
-            configured = configure(name, **options)
-            told = any(configured.broken_by(batch))
-            assert told == is_refused(name, options, batch), (options, batch)
+            configured, objective = configure(name, **options), counted(name, options)
+            for batch in batches:
+                told = any(configured.broken_by(batch))
+                assert told == (objective is None or refuses(objective, batch)), (options, batch)
 
 
-def is_refused(name: str, options: dict[str, Any], batch: ExpectedBatch) -> bool:
+def counted(name: str, options: dict[str, Any]) -> Any:
+    """The objective of a run of 8 samples; None if it is refused."""
     counts = {key: 8 for key in ("num_samples", "samples_per_epoch", "gamma_epochs") if hasattr(OBJECTIVES[name], key)}
+    with suppress(ConfigError):
+        return build_objective(name, **counts, **options)
+
+
+def refuses(objective: Any, batch: ExpectedBatch) -> bool:
     x, y, keys = torch.randn(batch.pairs, 4), torch.randn(batch.pairs, 4), torch.arange(batch.pairs)
     right = torch.tensor([batch.several, False])
     columns = Columns(torch.randn(2, 4), torch.zeros(2, dtype=torch.long), torch.tensor([90, 91]), right)
     try:
-        objective: Any = build_objective(name, **counts, **options)
         given: dict[str, Any] = {"negatives": columns} if batch.further else {}
         if objective.options.draws and not batch.further:  # as a run does
             given = {"negatives": replace(columns, importance_k=torch.zeros(2)), "importance": torch.zeros(batch.pairs)}

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.dist import in_ways
 from jobs import kernels_job
 from torch._subclasses import FakeTensorMode
 
@@ -20,14 +21,15 @@ from dyad.train.losses.sums.tiles import Exclusion, Pairs, Tiles
 from dyad.train.losses.sums.triton_setup import compiles
 
 ROOT = Path(__file__).parents[4]
-TRIAL = "import torch; from dyad.train.losses.sums.triton_setup import *; print(compile_problem(torch.device('{}')))"
+TRIAL = "import torch; from dyad.train.losses.sums.triton_setup import *; print(compile_problem(torch.device('cuda')))"
 
 
+@in_ways
 @pytest.mark.triton
-def test_interpreted() -> None:
+def test_interpreted(ways: str) -> None:
     """tests/jobs/kernels_job.py says what is checked; it prints a line when all of it holds."""
     run = subprocess.run(
-        [sys.executable, str(ROOT / "tests/jobs/kernels_job.py")],
+        [sys.executable, str(ROOT / "tests/jobs/kernels_job.py"), ways],
         capture_output=True,
         text=True,
         cwd=ROOT,
@@ -76,14 +78,6 @@ def test_deterministic_runs_take_one_shape(capfd: pytest.CaptureFixture[str], mo
     assert calls == [(0.5,)] * 3 and len(capfd.readouterr().err.splitlines()) == 1
 
 
-@pytest.mark.triton
-def test_the_trial_runs_a_kernel() -> None:
-    command = [sys.executable, "-c", TRIAL.format("cpu")]
-    environment = {**os.environ, "TRITON_INTERPRET": "1"}
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment, check=True)
-    assert done.stdout == "\n", done.stdout
-
-
 @pytest.mark.gpu
 def test_no_compiler_and_no_cache_are_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
@@ -91,7 +85,7 @@ def test_no_compiler_and_no_cache_are_named(tmp_path: Path) -> None:
         ({"PATH": str(tmp_path), "CC": "", "TRITON_CACHE_DIR": str(tmp_path / "a")}, "C compiler"),
         ({"TRITON_CACHE_DIR": str(tmp_path / "file")}, "TRITON_CACHE_DIR"),
     ):
-        command = [sys.executable, "-c", TRIAL.format("cuda")]
+        command = [sys.executable, "-c", TRIAL]
         environment = {**os.environ, **changed}
         done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment, check=True)
         assert fix in done.stdout
