@@ -1,4 +1,7 @@
-"""Ranks of one job as worlds of 1 to 3: everything must have the bits of the world of 1. Writes FOLDER/RANK.json."""
+"""Ranks of one job as worlds of 1 to 3: everything must have the bits of the world of 1. Writes FOLDER/RANK.json.
+
+The evaluators report in worlds of 1 and 3; with the argument "all" in that of 2, too, and all by loader processes.
+"""
 
 import hashlib
 import json
@@ -26,7 +29,9 @@ def main() -> None:
     dist.init_process_group("gloo")
     me = dist.get_rank()
     found: dict[int, list[Any]] = {}
+    metrics: dict[int, list[Any]] = {}
     told: dict[int, list[Any]] = {}
+    whole = "all" in sys.argv
     shown: Any = Shown(random_images(100))
     own = np.arange(100) % 40
     words = Captions([f"{chr(97 + i % 26)} {i}" for i in range(100)], tokenize)
@@ -35,7 +40,7 @@ def main() -> None:
         Retrieval("val", "", RetrievalSet(shown, words, np.arange(100), own, own)),
         *(
             Retrieval("val", "", RetrievalSet(shown, words, np.arange(100), own, own), index=spec)
-            for spec in ("IVF4,Flat", "HNSW32", "PQ4x4")
+            for spec in ("IVF4,Flat", "HNSW32", "PQ4x4np")
         ),
         Probe("probe", "", labels, [str(i) for i in range(4)], labels, "x", k=5),
         ZeroShot(
@@ -56,11 +61,14 @@ def main() -> None:
         matches, _ = match_pairs(np.arange(100), own, own, Truth.keys)
         ranking = count_ranks(images, unit_rows(100, 8, 1), matches, world)
         found[size] = [len(count), *(hashlib.sha256(a.tobytes()).hexdigest() for a in (images, *ranking))]
-        reports = [evaluator.report(encode, 3) for evaluator in evaluators]
-        found[size].append([report.metrics for report in reports])
-        told[size] = [report.details for report in reports]
+        if size != 2 or whole:
+            by_loaders = len(evaluators) if whole else 1
+            reports = [e.report(encode, 3) for e in evaluators[:by_loaders]]
+            reports += [e.report(replace(encode, workers=0), 3) for e in evaluators[by_loaders:]]
+            metrics[size] = [report.metrics for report in reports]
+            told[size] = [report.details for report in reports]
     with open(f"{sys.argv[1]}/{me}.json", "w") as file:
-        json.dump([found, told], file)
+        json.dump([found, metrics, told], file)
     dist.destroy_process_group()
 
 

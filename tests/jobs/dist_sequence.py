@@ -3,11 +3,14 @@
 All ranks end a step with equal gradients and weights, so one of them, by turns, computes those of dense autograd.
 Contexts by a GRU and by a causal transformer, of one sequence after the other; next items by info_nce with equal items
 left out and by NCE with drawn noise; CPC with contexts of another width. Ranks with many, few and no sequences; chunks.
+With "all", each objective, context and split meets each other, in chunks and in one piece; else each pair of them does.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Callable, Iterable
+from itertools import product
 from typing import Any
 
 import torch
@@ -24,8 +27,8 @@ from dyad.train.towers.tower import Tower, TwoTower
 from jobs.dist_step import equal_everywhere, snapshot
 
 ITEMS, D, HORIZONS, TAU = 7, 6, 2, 0.3
-LENGTHS = (4, 1, 3, 5, 2, 3)  # steps of the sequences of a global batch
-SPLITS = {1: [(6,)], 2: [(3, 3), (6, 0)], 4: [(2, 1, 0, 3), (1, 2, 2, 1)]}
+LENGTHS = (3, 1, 2, 4, 2, 2)  # steps of the sequences of a global batch
+SPLITS = {1: [(6,)], 2: [(3, 3), (6, 0)], 3: [(2, 0, 4), (1, 3, 2)], 4: [(2, 1, 0, 3), (1, 2, 2, 1)]}
 LOG_Q = torch.log_softmax(torch.randn(ITEMS, generator=torch.Generator().manual_seed(5), dtype=torch.float64), 0)
 Sequences = list[tuple[Tensor, Tensor]]  # the items of x, and those of y, of each sequence
 Loss = Callable[[SequenceTower, Sequences, Tensor, Any], Tensor]
@@ -155,13 +158,21 @@ def check(
         assert equal_everywhere(got, world) and equal_everywhere(snapshot(step), world), context
 
 
-def main(cases: Sequence[str] = tuple(CASES)) -> None:
+def ways(number: int, world_size: int) -> Iterable[tuple[ContextKind, tuple[int, ...], int | None]]:
+    """Contexts, splits and sizes of chunks of the objective of this number."""
+    splits, chunks = SPLITS[world_size], (None, 2)
+    if "all" in sys.argv:
+        return product(ContextKind, splits, chunks)
+    turns = enumerate(ContextKind)
+    return [(kind, splits[(number + i) % len(splits)], chunks[(i + number // 2) % 2]) for i, kind in turns]
+
+
+def main() -> None:
     torch.set_num_threads(1)
     world = init_world(timeout=60, cpu=True)
-    for name in cases:
-        for turn, (kind, sizes) in enumerate([(kind, sizes) for kind in ContextKind for sizes in SPLITS[world.size]]):
-            check(name, kind, sizes, None, turn, world)
-            check(name, kind, sizes, 2, turn, world)
+    for number, name in enumerate(CASES):
+        for turn, (kind, sizes, chunk_size) in enumerate(ways(number, world.size)):
+            check(name, kind, sizes, chunk_size, turn, world)
     print(f"rank {world.rank}: all checks hold", flush=True)
     shutdown(world)
 

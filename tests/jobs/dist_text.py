@@ -1,6 +1,7 @@
 """Job for torchrun: steps on texts of any length, one encoder for both sides or two, equal dense autograd (1e-9).
 
 Rows run in groups on the ranks and in one piece in the reference; further columns are ragged, some ranks have none.
+With "all", each case runs in chunks and in one piece, else by turns.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 import torch
+from helpers.dist import share
 from helpers.step import LOGIT_SCALE, OverAllColumns, dense_gradients, dense_gradients_over_all_columns, train_step
 from torch import Tensor, nn
 
@@ -71,10 +73,11 @@ def check(shared: bool, further: bool, sizes: tuple[int, ...], chunk_size: int |
 def main() -> None:
     torch.set_num_threads(1)
     world = init_world(timeout=60, cpu=True)
+    turn = 0
     for shared in (True, False):
         for further in (False, True):
             for sizes in SIZES.get(world.size, [(B,)]):
-                for chunk_size in (None, 2):
+                for chunk_size in share((None, 2), turn := turn + 1):
                     check(shared, further, sizes, chunk_size, world)
     print(f"rank {world.rank}: all checks hold", flush=True)
     shutdown(world)

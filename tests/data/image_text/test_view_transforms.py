@@ -95,7 +95,7 @@ def test_changes_of_simclr_and_byol_are_those_of_torchvision_with_the_same_draws
 
 
 @pytest.mark.parametrize("augment", [BYOL, EVERYTHING], ids=["byol", "everything"])
-@pytest.mark.parametrize(("size", "count"), [(24, 300), (50, 200), (96, 100), (224, 32)])
+@pytest.mark.parametrize(("size", "count"), [(24, 100), (50, 60), (96, 30), (224, 10)])
 def test_a_whole_batch_has_the_bits_of_its_images_one_by_one(
     augment: AugmentConfig, size: int, count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -111,7 +111,7 @@ def test_a_whole_batch_has_the_bits_of_its_images_one_by_one(
 
 
 @pytest.mark.parametrize("name", ["brightness", "saturation", "hue", "grey", "blur", "flip"])
-@pytest.mark.parametrize(("size", "count"), [(32, 300), (61, 150), (224, 24)])
+@pytest.mark.parametrize(("size", "count"), [(32, 100), (61, 50), (224, 8)])
 def test_a_change_of_random_images_is_that_of_torchvision_within_1_of_255(name: str, size: int, count: int) -> None:
     """What it rounds between two changes may differ by more."""
     augment, spec = AugmentConfig(**ALONE[name]), ImageSpec(size, HALF, HALF)

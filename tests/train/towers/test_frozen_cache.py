@@ -68,7 +68,12 @@ def check_company(tower: Tower, inputs: Tensor) -> None:
     assert torch.equal(remembering(tower, capacity=5 * want[0].nbytes)(inputs[order]), want[order])
 
 
-@pytest.mark.parametrize("half", [False, True])
+# half precision and two threads meet in the towers of open_clip
+@pytest.mark.parametrize(
+    ("threads", "half"),
+    [(1, False), (2, False), (1, True), pytest.param(2, True, marks=pytest.mark.soak)],
+    indirect=["threads"],
+)
 def test_minilm_in_any_company(minilm: ImageTextModel, threads: int, half: bool) -> None:
     tower = minilm.towers.y_tower
     assert isinstance(tower, Tower)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from helpers.dist import launch
+from helpers.dist import in_ways, launch
 from helpers.messages import raises
 from torch import Tensor, nn
 
@@ -32,9 +32,10 @@ def items(seed: int = 0) -> Tensor:
     return torch.randint(10, (sum(LENGTHS),), generator=torch.Generator().manual_seed(seed))
 
 
-@pytest.mark.parametrize("world_size", [2, 4])
-def test_steps_on_sequences_equal_dense_autograd(world_size: int) -> None:
-    launch("dist_sequence.py", world_size)
+@in_ways
+@pytest.mark.parametrize("world_size", [3, *(pytest.param(size, marks=pytest.mark.soak) for size in (2, 4))])
+def test_steps_on_sequences_equal_dense_autograd(world_size: int, ways: str) -> None:
+    launch("dist_sequence.py", world_size, ways)
 
 
 @KINDS

@@ -214,10 +214,15 @@ def test_the_default_length_is_one_that_the_encoder_takes(kind: str, tmp_path: P
     assert positions_of(AutoModel.from_config(settings)) == (20 if kind == "bert" else 18)
     for said in ({}, {"max_seq_length": 20}):
         edit(tmp_path / "sentence_bert_config.json", **said)
+        folder = sentence_folder(str(tmp_path))
+        assert folder and folder.defaults["data.passage.length"] == (20 if kind == "bert" else 18)
+    if kind in ("bert", "roberta"):
         assert configured(tmp_path).data.passage.length == (20 if kind == "bert" else 18)
 
 
-def test_a_folder_that_is_not_understood_is_an_encoder_once_its_keys_are_typed(bert: str, tmp_path: Path) -> None:
+def test_a_folder_that_is_not_understood_is_an_encoder_once_its_keys_are_typed(
+    bert: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = folder_of(bert, tmp_path / "st", parts.Normalize())
     modules = json.loads((folder / "modules.json").read_text())
     (folder / "modules.json").write_text(json.dumps([*modules, *of_types("sentence_transformers.models.Dropout")]))
@@ -227,6 +232,7 @@ def test_a_folder_that_is_not_understood_is_an_encoder_once_its_keys_are_typed(b
     lengths = ("data.question.length=9", "data.passage.length=9", "data.question.prefix=''")
     source, x, _ = embedded(configured(folder, *words, *lengths))
     assert x.shape == (2, 32) and "only its encoder is taken" in next(iter(describe_choices(source.config)))
+    near(monkeypatch)
     export(export_sentence_transformers.LIBRARY, source, tmp_path / "out")
 
 

@@ -92,14 +92,21 @@ def started(config: TrainConfig, known: Calibration | None) -> tuple[Objective, 
     return objective, calibrate(config, objective, known)
 
 
-def test_training_evaluation_and_the_api_have_the_model(foreign: Foreign) -> None:
+@pytest.fixture(scope="module")
+def source(foreign: Foreign) -> ExportSource:
+    """What a run that names the model begins with."""
     config = configured(*foreign.words)
-    assert config.from_weights == ["temperature", "init_bias"]
-    check_model(cast(ImageTextModel, build_model(config)), foreign)
-    found = find_model(foreign.name).load()  # of python -m eval model=, too
+    model = cast(ImageTextModel, build_model(config))
+    return ExportSource("mine", config, model, model.calibration)
+
+
+def test_training_evaluation_and_the_api_have_the_model(foreign: Foreign, source: ExportSource) -> None:
+    assert source.config.from_weights == ["temperature", "init_bias"]
+    check_model(cast(ImageTextModel, source.model), foreign)
+    loaded = dyad.load(foreign.name, "cpu")
+    found = loaded.loaded  # by find_model, as python -m eval model= does
     check_model(cast(ImageTextModel, found.model), foreign)
     check_calibration(found.calibration, foreign)
-    loaded = dyad.load(foreign.name, "cpu")
     pixels = random_images(2, foreign.image[0])
     close(loaded.encode_image([*pixels]), foreign.images(pixels))
     close(loaded.encode_text(TEXTS), foreign.texts(TEXTS))
@@ -107,16 +114,14 @@ def test_training_evaluation_and_the_api_have_the_model(foreign: Foreign) -> Non
     assert loaded.bias == (None if foreign.bias is None else pytest.approx(foreign.bias))
 
 
-def test_an_export_has_the_model(foreign: Foreign, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_export_has_the_model(
+    foreign: Foreign, source: ExportSource, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     near(monkeypatch)
-    config = configured(*foreign.words)
-    model = cast(ImageTextModel, build_model(config))
-    source = ExportSource("mine", config, model, model.calibration)
-    format_ = chosen_format(None, config, model)
+    format_ = chosen_format(None, source.config, source.model)
     assert format_.name in ("open_clip", "transformers")
     assert export(library_of(format_), source, tmp_path / "out") < 1e-5
-    found = find_model(str(tmp_path / "out")).load()
-    check_calibration(found.calibration, foreign)
+    check_calibration(find_model(str(tmp_path / "out")).load().calibration, foreign)
     again = cast(ImageTextModel, build_model(configured(*_words_of(format_.name, tmp_path / "out"))))
     check_model(again, foreign)
 
@@ -245,9 +250,8 @@ def test_init_from_brings_the_kind_of_model(bert: Path, tmp_path: Path) -> None:
     assert (typed.data.passage.length, typed.model.text.name, typed.model.text.pooling.value) == (9, str(bert), "cls")
 
 
-def test_words_for_a_configuration_compose_to_it(bert: Path, tmp_path: Path) -> None:
-    folder = sentence_folder(bert, tmp_path / "st")
-    config = configured("experiment=mnrl", f"model.text.name={folder}", "data.passage.length=256")
+def test_words_for_a_configuration_compose_to_it(sentences: Path) -> None:
+    config = configured("experiment=mnrl", f"model.text.name={sentences}", "data.passage.length=256")
     assert all_keys(compose_config(words_for(config))) == all_keys(config)
     config = configured(*WEIGHTS, "objective=clip_emoji")
     assert compose_config(words_for(config)).from_weights == ["temperature", "init_bias"]
@@ -283,19 +287,22 @@ def test_missing_weights_of_an_encoder_are_refused_by_name(bert: Path, tmp_path:
 
 def test_a_head_that_no_tower_uses_may_be_missing(bert: Path, tmp_path: Path) -> None:
     dropped = without(bert, lambda w: {k: v for k, v in w.items() if "pooler" not in k}, tmp_path / "headless")
-    same = [build_model(configured(*text_words(folder))).towers.eval() for folder in (bert, dropped)]
-    tokens = build_model(configured(*text_words(bert))).tokenize(["abc", "a"], 8)
-    assert torch.equal(same[0].x_tower(tokens), same[1].x_tower(tokens))
+    same = [build_model(configured(*text_words(folder))) for folder in (bert, dropped)]
+    tokens = same[0].tokenize(["abc", "a"], 8)
+    assert torch.equal(*(model.towers.eval().x_tower(tokens) for model in same))
 
 
-@pytest.mark.parametrize("prefix", ["module.", "_orig_mod.", "module._orig_mod."])
-def test_prefixes_of_wrappers_are_stripped_and_not_exported(bert: Path, tmp_path: Path, prefix: str) -> None:
-    wrapped = without(bert, lambda w: {f"{prefix}{k}": v for k, v in w.items()}, tmp_path / "wrapped")
-    models = [build_model(configured(*text_words(folder))) for folder in (bert, wrapped)]
-    tokens = models[0].tokenize(["abc", "a"], 8)
-    assert torch.equal(*(model.towers.eval().x_tower(tokens) for model in models))
-    cast(Any, models[1].towers.x_tower).trunk.encoder.save_pretrained(tmp_path / "again")
-    assert not [name for name in load_file(tmp_path / "again/model.safetensors") if name.startswith(prefix)]
+def test_prefixes_of_wrappers_are_stripped_and_not_exported(bert: Path, tmp_path: Path) -> None:
+    config = configured(*text_words(bert))
+    own = build_model(config)
+    tokens = own.tokenize(["abc", "a"], 8)
+    for prefix in ("module.", "_orig_mod.", "module._orig_mod."):
+        wrapped = without(bert, lambda w, p=prefix: {f"{p}{k}": v for k, v in w.items()}, tmp_path / prefix)
+        config.model.text.name = str(wrapped)
+        model = build_model(config)
+        assert torch.equal(*(of.towers.eval().x_tower(tokens) for of in (own, model)))
+        cast(Any, model.towers.x_tower).trunk.encoder.save_pretrained(wrapped / "again")
+        assert not [name for name in load_file(wrapped / "again/model.safetensors") if name.startswith(prefix)]
 
 
 def test_a_folder_without_weights_is_no_random_model(tmp_path: Path) -> None:
@@ -310,9 +317,12 @@ def test_a_folder_without_weights_is_no_random_model(tmp_path: Path) -> None:
 # lengths, tokenizers --------------------------------------------------------------------------------------------------
 
 
-def sentence_folder(bert: Path, out: Path) -> Path:
+@pytest.fixture(scope="module")
+def sentences(bert: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A SentenceTransformer's folder."""
     from sentence_transformers.sentence_transformer import modules as parts
 
+    out = tmp_path_factory.mktemp("sentences")
     modules: Any = [parts.Transformer(str(bert), max_seq_length=512), parts.Pooling(32, "cls"), parts.Normalize()]
     prompts = {"query": "q: ", "document": "d: "}
     SentenceTransformer(modules=modules, device="cpu", prompts=prompts).save_pretrained(str(out))
@@ -320,11 +330,8 @@ def sentence_folder(bert: Path, out: Path) -> Path:
 
 
 @pytest.mark.parametrize("experiment", ["mnrl", "tevatron", "llm_embedder", "dpr_nq"])
-def test_the_folder_wins_over_a_recipe_and_typed_keys_over_the_folder(
-    bert: Path, tmp_path: Path, experiment: str
-) -> None:
-    folder = sentence_folder(bert, tmp_path / "st")
-    common = [f"experiment={experiment}", f"model.text.name={folder}"]
+def test_the_folder_wins_over_a_recipe_and_typed_keys_over_the_folder(sentences: Path, experiment: str) -> None:
+    common = [f"experiment={experiment}", f"model.text.name={sentences}"]
     config = configured(*common)
     question, passage = config.data.question, config.data.passage
     assert (question.length, passage.length, question.prefix, passage.prefix) == (512, 512, "q: ", "d: ")
@@ -333,13 +340,12 @@ def test_the_folder_wins_over_a_recipe_and_typed_keys_over_the_folder(
     assert (typed.data.question.length, typed.data.passage.prefix, typed.model.text.pooling.value) == (99, "x", "mean")
 
 
-def test_a_recipe_of_the_user_is_typed(bert: Path, tmp_path: Path) -> None:
-    folder = sentence_folder(bert, tmp_path / "st")
+def test_a_recipe_of_the_user_is_typed(sentences: Path, tmp_path: Path) -> None:
     recipe = tmp_path / "mine.yaml"
     recipe.write_text(
         "defaults:\n  - override /task: question_passage\n  - override /model: encoder\ndata: {question: {length: 7}}\n"
     )
-    config = configured(f"experiment={recipe}", f"model.text.name={folder}", "objective=dpr")
+    config = configured(f"experiment={recipe}", f"model.text.name={sentences}", "objective=dpr")
     assert (config.data.question.length, config.data.passage.length) == (7, 512)
 
 

@@ -1,9 +1,10 @@
 """Text towers out of transformers: what they pool, what of them trains, and what is said when something is wrong."""
 
 import shlex
-import subprocess
 import sys
 from collections.abc import Callable
+from functools import cache
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -42,10 +43,22 @@ POOLED: dict[Pooling, Callable[[Tensor], Tensor]] = {
 }
 
 
-@pytest.mark.parametrize("kind", SMALL)
-@pytest.mark.parametrize("pooling", POOLED)
-def test_transformers_pool_the_states_of_the_text_alone(kind: str, pooling: Pooling, tmp_path: Path) -> None:
-    model = build_image_text(with_text(transformers_tower(transformers_folder(tmp_path, kind), pooling=pooling)))
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], str]:
+    """Kind → its folder, made once and not to be changed."""
+    folder = tmp_path_factory.mktemp("small")
+    return cache(lambda kind: transformers_folder(folder, kind))
+
+
+OFTEN = [*(("bert", pooling) for pooling in POOLED), ("gpt2", Pooling.last), ("t5", Pooling.mean)]
+RARE = [pytest.param(*pair, marks=pytest.mark.soak) for pair in product(SMALL, POOLED) if pair not in OFTEN]
+
+
+@pytest.mark.parametrize(("kind", "pooling"), [*OFTEN, *RARE])
+def test_transformers_pool_the_states_of_the_text_alone(
+    kind: str, pooling: Pooling, small: Callable[[str], str]
+) -> None:
+    model = build_image_text(with_text(transformers_tower(small(kind), pooling=pooling)))
     tower = model.towers.y_tower.eval()
     assert isinstance(tower, Tower)
     tokens = model.tokenize(["a", "a red cat on the roof of the house", "word " * 40])
@@ -79,9 +92,9 @@ def test_minilm_is_what_sentence_transformers_gives() -> None:
     np.testing.assert_allclose(ours, peer, atol=2e-6)
 
 
-def test_transformers_train_only_what_the_embedding_depends_on(tmp_path: Path) -> None:
+def test_transformers_train_only_what_the_embedding_depends_on(small: Callable[[str], str]) -> None:
     """BERT's pooler has no part in it: DDP would wait for its gradient."""
-    folder = transformers_folder(tmp_path, "bert")
+    folder = small("bert")
     whole = build_image_text(with_text(transformers_tower(folder))).towers.y_tower
     left = {name for name, p in whole.named_parameters() if not p.requires_grad}
     assert left == {"trunk.encoder.pooler.dense.weight", "trunk.encoder.pooler.dense.bias"}
@@ -103,8 +116,8 @@ def test_the_own_pooler_of_siglip_trains_and_sees_whole_rows(frozen: bool, tmp_p
     assert torch.equal(tower(tokens, token_counts(tokens)), tower(tokens))
 
 
-def test_transformers_from_scratch_and_without_weights(tmp_path: Path) -> None:
-    folder, name = transformers_folder(tmp_path, "bert"), "trunk.encoder.embeddings.word_embeddings.weight"
+def test_transformers_from_scratch_and_without_weights(small: Callable[[str], str]) -> None:
+    folder, name = small("bert"), "trunk.encoder.embeddings.word_embeddings.weight"
     stored = BertModel.from_pretrained(folder).embeddings.word_embeddings.weight
     loaded = build_image_text(with_text(transformers_tower(folder))).towers.y_tower
     assert torch.equal(loaded.get_parameter(name), stored)
@@ -113,8 +126,8 @@ def test_transformers_from_scratch_and_without_weights(tmp_path: Path) -> None:
     assert not torch.equal(scratch.get_parameter(name), stored) and not torch.equal(bare.get_parameter(name), stored)
 
 
-def test_the_longest_text_is_the_models_own(tmp_path: Path) -> None:
-    folder = transformers_folder(tmp_path, "bert")
+def test_the_longest_text_is_the_models_own(small: Callable[[str], str]) -> None:
+    folder = small("bert")
     assert build_image_text(with_text(transformers_tower(folder, context_length=None))).tokenize(["a"]).shape == (
         1,
         512,
@@ -125,7 +138,9 @@ def test_the_longest_text_is_the_models_own(tmp_path: Path) -> None:
         refused(with_text(transformers_tower(folder, context_length=length)), f"model.text.context_length={length}", 3)
 
 
-def test_weights_in_a_pickle_are_answered_with_their_conversion(tmp_path: Path) -> None:
+def test_weights_in_a_pickle_are_answered_with_their_conversion(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = tmp_path / "bert"
     tiny_bert.write(folder)
     weights = load_file(folder / "model.safetensors")
@@ -133,7 +148,10 @@ def test_weights_in_a_pickle_are_answered_with_their_conversion(tmp_path: Path) 
     (folder / "model.safetensors").unlink()
     with raises(ConfigError, f"model.text.name={folder}", "pytorch_model.bin") as caught:
         load_model(f"model.text.name={folder}", str(folder), pretrained=True)
-    subprocess.run([sys.executable, *shlex.split(str(caught.value).partition("once: ")[2])[1:]], check=True)
+    python, option, code, *arguments = shlex.split(str(caught.value).partition("once: ")[2])
+    assert (python, option) == ("python", "-c")
+    monkeypatch.setattr(sys, "argv", [option, *arguments])
+    exec(code, {})  # here, where torch is imported already
     found = load_file(folder / "model.safetensors")
     assert found.keys() == weights.keys() and all(torch.equal(found[name], weights[name]) for name in weights)
     assert load_model("x", str(folder), pretrained=True).missing == frozenset()

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from helpers import tiny_bert
-from helpers.dist import launch
+from helpers.dist import in_ways, launch
 from helpers.messages import raises
 from helpers.towers import cnn, refused, trained
 from torch import Tensor, nn
@@ -122,8 +122,13 @@ def test_groups_have_few_rows_less_padding_and_all_rows_once() -> None:
     assert group_by_length([16, 8], 9) == [[0, 1]] and group_by_length([], 2) == [[]]
 
 
-@pytest.mark.parametrize("pooling", Pooling)
-@pytest.mark.parametrize("least", [1, 3, 16, 1000])
+EACH = {(pooling, least): pooling is Pooling.mean or least == 3 for pooling in Pooling for least in (1, 3, 16, 1000)}
+
+
+@pytest.mark.parametrize(
+    ("pooling", "least"),
+    [case if often else pytest.param(*case, marks=pytest.mark.soak) for case, often in EACH.items()],
+)
 def test_embeddings_are_those_of_every_text_alone(
     bert: str, pooling: Pooling, least: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -277,6 +282,7 @@ def test_dropout_is_replayed_in_any_groups(bert: str, shared: bool, monkeypatch:
     assert found[0].keys() == found[1].keys() and all(torch.equal(found[1][name], g) for name, g in found[0].items())
 
 
-@pytest.mark.parametrize("world_size", [1, 2])
-def test_steps_on_texts_equal_one_process(world_size: int) -> None:
-    launch("dist_text.py", world_size)
+@in_ways
+@pytest.mark.parametrize("world_size", [pytest.param(1, marks=pytest.mark.soak), 2])
+def test_steps_on_texts_equal_one_process(world_size: int, ways: str) -> None:
+    launch("dist_text.py", world_size, ways)
