@@ -1,14 +1,12 @@
 """Command lines of open_clip's README, docs, scripts and tests become commands that compose here."""
 
 import shlex
-import subprocess
-import sys
 from functools import cache
 from operator import attrgetter
-from pathlib import Path
 
 import open_clip
 import pytest
+from helpers.cli import Commands
 from helpers.messages import raises
 from open_clip_train.params import parse_args
 
@@ -20,7 +18,6 @@ from dyad.train.cli.compose import compose_config, groups, keys
 from dyad.train.config import BatchNorm, Precision, TrainConfig
 from dyad.train.config_rules import validate
 
-ROOT = Path(__file__).parents[3]
 MAIN = "python -m open_clip_train.main"
 TORCHRUN = "torchrun --nproc_per_node 8 -m open_clip_train.main"
 CLIPA = """--save-frequency 1 --save-most-recent --zeroshot-frequency 1 --train-data /p/laion --dataset-type webdataset
@@ -95,13 +92,22 @@ LINES = {
 }
 
 
+# of the same flags with other numbers, or of the same keys
+ALIKE = {"README, machines", "README, int8", "clipa l16 i17 pretrain", "clipa l16 i17 finetune"}
+ALIKE |= {"clipa l16 i37 pretrain", "clipa l16 i37 finetune", "clipav2 h14 finetune 336"}
+
+
 @cache
+def composed(arguments: tuple[str, ...]) -> TrainConfig:
+    return compose_config(arguments)
+
+
 def translated(line: str) -> tuple[Translation, TrainConfig]:
     translation = translate(line)
-    return translation, compose_config(translation.arguments)
+    return translation, composed(tuple(translation.arguments))
 
 
-@pytest.mark.parametrize("name", LINES)
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.soak] * (n in ALIKE)) for n in LINES])
 def test_the_command_composes_and_keeps_its_braces_in_a_shell(name: str) -> None:
     translation, config = translated(LINES[name])
     validate(config, translation.launch.nodes * translation.launch.per_node)
@@ -143,7 +149,8 @@ def test_batch_norms_have_the_statistics_that_open_clip_gives_them() -> None:
     lines = {one: "global", f"{one} --accum-freq 2": "per_chunk", four: "per_chunk", f"{four} --use-bn-sync": "global"}
     lines |= {f"{four} --use-bn-sync --accum-freq 2": "per_chunk", f"{four} --lock-image": "global"}
     for line, statistics in lines.items():
-        assert translated(line)[1].model.batch_norm is BatchNorm[statistics], line
+        assert translate(line).keys.get("model.batch_norm", TrainConfig().model.batch_norm.name) == statistics, line
+    assert translated(four)[1].model.batch_norm is BatchNorm.per_chunk
     normed = {name for name in open_clip.list_models() if flags.BATCH_NORM_MODELS.match(name)}
     assert {"RN50", "RN101-quickgelu", "MobileCLIP-S1"} < normed and not any("ViT" in name for name in normed)
 
@@ -211,10 +218,11 @@ SAVED = {  # of 40 epochs, each of 100 steps → checkpoint.every, checkpoint.ke
 
 @pytest.mark.parametrize("saved", SAVED)
 def test_as_many_checkpoints_stay_as_in_open_clip(saved: str) -> None:
-    translation, config = translated(f"{MAIN} --train-data a.tar --train-num-samples 6400 --epochs 40 {saved}")
-    assert (config.checkpoint.every, config.checkpoint.keep) == SAVED[saved]
+    translation = translate(f"{MAIN} --train-data a.tar --train-num-samples 6400 --epochs 40 {saved}")
+    every, keep = (int(translation.keys[f"checkpoint.{key}"]) for key in ("every", "keep"))
+    assert (every, keep) == SAVED[saved]
     told = any(note.startswith("--save-frequency") and "checkpoint.keep" in note for note in translation.notes)
-    assert told == (config.checkpoint.keep > 1)
+    assert told == (keep > 1)
 
 
 def test_upsampling_factors_are_weights_of_sources() -> None:
@@ -271,14 +279,17 @@ VALUES = {  # of flags that take another value than 1
 
 
 SEVERAL = "--skip-scheduler --fsdp --val-data v.tar --lock-image --lock-text"
+SOME = [(8, ""), pytest.param(1, "", marks=pytest.mark.soak), pytest.param(1, SEVERAL, marks=pytest.mark.soak)]
 
 
-@pytest.mark.parametrize("rest", ["", pytest.param(SEVERAL, marks=pytest.mark.soak)])
-def test_train_takes_what_is_printed_for_every_flag(rest: str) -> None:
-    """Of the flags that set keys. --momentum is of the optimisers of timm."""
-    for flag in {*flags.KEYS, *flags.SWITCHES, *flags.OF_TABLES, *flags.OWN_RULE} - {"train-data", "momentum"}:
-        given = f"--{flag}" if flag in flags.NO_VALUE else f"--{flag} {VALUES.get(flag, 1)}"
-        own = "" if flag == "model" else "--model ViT-B-32"
+@pytest.mark.parametrize(("together", "rest"), SOME)
+def test_train_takes_what_is_printed_for_every_flag(together: int, rest: str) -> None:
+    """Of the flags that set keys, so many in a line. --momentum is of the optimisers of timm."""
+    every = sorted({*flags.KEYS, *flags.SWITCHES, *flags.OF_TABLES, *flags.OWN_RULE} - {"train-data", "momentum"})
+    for first in range(0, len(every), together):
+        part = every[first : first + together]
+        given = " ".join(f"--{flag}" if flag in flags.NO_VALUE else f"--{flag} {VALUES.get(flag, 1)}" for flag in part)
+        own = "" if "model" in part else "--model ViT-B-32"
         assert run([f"{MAIN} --train-data a.tar --train-num-samples 6400 {own} {rest} {given}"]).arguments
 
 
@@ -312,9 +323,8 @@ def test_every_flag_has_one_place_and_every_key_exists() -> None:
     assert {key.partition("=")[0] for key in [*flags.KEYS.values(), *flags.SWITCHES.values()]} <= known
 
 
-def test_the_command_prints_it() -> None:
-    command = [sys.executable, "-m", "train.doctor", "translate", f"{MAIN} --train-data a.tar --model ViT-B-32"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0 and done.stdout.startswith("python -m train data.train=a.tar model.name=ViT-B-32")
-    refused = subprocess.run([*command[:-1], "--bach-size"], cwd=ROOT, capture_output=True, text=True, timeout=60)
-    assert (refused.returncode, len(refused.stderr.splitlines())) == (2, 1)
+def test_the_command_prints_it(commands: Commands) -> None:
+    done = commands.run("train.doctor", "translate", f"{MAIN} --train-data a.tar --model ViT-B-32")
+    assert done.code == 0 and done.out.startswith("python -m train data.train=a.tar model.name=ViT-B-32")
+    refused = commands.run("train.doctor", "translate", "--bach-size")
+    assert (refused.code, len(refused.out.splitlines())) == (2, 1)

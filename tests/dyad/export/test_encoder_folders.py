@@ -1,6 +1,7 @@
 """Exported encoders of questions and passages: what the libraries load, merged adapters too, and what is refused."""
 
 import runpy
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -89,8 +90,17 @@ def unit(rows: Tensor) -> Tensor:
     return normalize(rows, dim=1)
 
 
-@pytest.mark.parametrize(("similarity", "width"), [("cosine", None), ("dot", 8)])
-@pytest.mark.parametrize("pooling", Pooling)
+COSINE, WIDTH_8 = ("cosine", None), ("dot", 8)
+SOME = {(Pooling.cls, COSINE), (Pooling.mean, WIDTH_8), (Pooling.last, COSINE)}  # the modules follow each other
+
+
+@pytest.mark.parametrize(
+    ("pooling", "similarity", "width"),
+    [
+        pytest.param(pooling, *scores, marks=[pytest.mark.soak] * ((pooling, scores) not in SOME))
+        for pooling, scores in product(Pooling, (COSINE, WIDTH_8))
+    ],
+)
 def test_sentence_transformers_gives_equal_embeddings(
     bert: str, pooling: Pooling, similarity: str, width: int | None, tmp_path: Path
 ) -> None:
@@ -125,8 +135,15 @@ def test_sentence_transformers_takes_title_and_text_as_a_pair(bert: str, tmp_pat
     assert 'encode_document([("its title", "a passage")])' in (tmp_path / "out" / "README.md").read_text()
 
 
-@pytest.mark.parametrize("title", [Title.join, Title.pair])
-@pytest.mark.parametrize("shared", [True, False])
+@pytest.mark.parametrize(
+    ("shared", "title"),
+    [
+        (True, Title.pair),
+        (False, Title.join),
+        pytest.param(True, Title.join, marks=pytest.mark.soak),
+        pytest.param(False, Title.pair, marks=pytest.mark.soak),
+    ],
+)
 def test_dpr_folders_load_by_both_classes(bert: str, shared: bool, title: Title, tmp_path: Path) -> None:
     of = source(bert, shared=shared, title=title)
     if not shared:

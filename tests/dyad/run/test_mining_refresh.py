@@ -81,16 +81,16 @@ def test_each_segment_has_negatives_of_its_own(quiet: Path) -> None:
     assert sorted(p.name for p in (quiet / "negatives").iterdir()) == [segment(quiet, s).name for s in (0, 4, 8)]
 
 
-def test_they_are_what_eval_mine_finds_with_the_weights_of_that_step(commands, quiet: Path, tmp_path: Path) -> None:
-    for size in (1, 2):
-        out = tmp_path / f"out{size}"
-        checkpoint = quiet / "checkpoints" / "step_00000008"
-        first, *others = commands.world(size, "eval.mine", f"run={checkpoint}", f"out={out}")
-        assert first.code == 0 and all((o.code, o.out) == (0, "") for o in others), first.out
-        assert (out / "mined.jsonl").read_bytes() == (segment(quiet, 8) / "mined.jsonl").read_bytes()
-        assert (
-            "72 negatives for 24 questions" in first.out and f"data.negatives.file={out / 'mined.jsonl'}" in first.out
-        )
+@pytest.mark.parametrize("size", [pytest.param(1, marks=pytest.mark.soak), 2])
+def test_they_are_what_eval_mine_finds_with_the_weights_of_that_step(
+    commands, quiet: Path, tmp_path: Path, size: int
+) -> None:
+    out = tmp_path / "out"
+    checkpoint = quiet / "checkpoints" / "step_00000008"
+    first, *others = commands.world(size, "eval.mine", f"run={checkpoint}", f"out={out}")
+    assert first.code == 0 and all((o.code, o.out) == (0, "") for o in others), first.out
+    assert (out / "mined.jsonl").read_bytes() == (segment(quiet, 8) / "mined.jsonl").read_bytes()
+    assert "72 negatives for 24 questions" in first.out and f"data.negatives.file={out / 'mined.jsonl'}" in first.out
 
 
 @pytest.mark.parametrize("moment", [pytest.param(5, marks=pytest.mark.soak), 7], ids="after step {}".format)
@@ -108,7 +108,7 @@ def test_killed_and_gone_on_with(commands, run_of, quiet: Path, tmp_path: Path, 
     assert mined(killed, 8) == mined(quiet, 8)
 
 
-@pytest.mark.parametrize("step", [pytest.param(2, marks=pytest.mark.soak), 4, 6])
+@pytest.mark.parametrize("step", [*(pytest.param(step, marks=pytest.mark.soak) for step in (2, 4)), 6])
 def test_another_run_goes_on_inside_a_segment(commands, run_of, quiet: Path, tmp_path: Path, step: int) -> None:
     middle = quiet / "checkpoints" / f"step_{step:08d}"
     ended = commands.run(*run_of("other", resume=middle, checkpoint__keep=1))
