@@ -1,11 +1,13 @@
 """Starting a job of several processes from a test, forks of a process that has torch."""
 
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TypeVar
 
 import pytest
+import torch.distributed as dist
 
 from helpers.cli import server
 
@@ -20,6 +22,19 @@ in_ways = pytest.mark.parametrize("ways", ["some", pytest.param("all", marks=pyt
 def share(cases: Sequence[T], turn: int) -> Sequence[T]:
     """In a job: every second case, by turns, or all of them when the job was started with "all"."""
     return cases if "all" in sys.argv else cases[turn % 2 :: 2]
+
+
+def dealt(cases: Sequence[T]) -> Sequence[T]:
+    """In a job: the cases that this rank computes in one process, for `joined`."""
+    return cases[int(os.environ["RANK"]) :: int(os.environ["WORLD_SIZE"])]
+
+
+def joined(found: list[T]) -> list[T]:
+    """In a job that has its process group: what the ranks found in their `dealt` cases, in the order of all."""
+    of_ranks: list[list[T]] = [[] for _ in range(dist.get_world_size())]
+    dist.all_gather_object(of_ranks, found)
+    size = len(of_ranks)
+    return [of_ranks[place % size][place // size] for place in range(sum(map(len, of_ranks)))]
 
 
 def launch(script: str, world_size: int, *arguments: str) -> None:

@@ -20,10 +20,12 @@ Weights = Mapping[tuple[int, int], float]  # of pairs (row, column); 1 for those
 def same_item(keys: Sequence[tuple[Tensor, Tensor]]) -> Related:
     """keys: (of rows, of columns); rows and columns beyond those that have a key are related to none but their own."""
 
-    def equal(i: int, j: int, rows: Tensor, columns: Tensor) -> bool:
-        return i < len(rows) and j < len(columns) and bool(rows[i] == columns[j])
+    listed = [(rows.tolist(), columns.tolist()) for rows, columns in keys]
 
-    return lambda i, j: i == j or any(equal(i, j, *of) for of in keys)
+    def equal(i: int, j: int, rows: list[int], columns: list[int]) -> bool:
+        return i < len(rows) and j < len(columns) and rows[i] == columns[j]
+
+    return lambda i, j: i == j or any(equal(i, j, *of) for of in listed)
 
 
 def reference_direction(

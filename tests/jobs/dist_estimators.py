@@ -10,7 +10,7 @@ from collections import Counter
 import torch
 import torch.distributed as dist
 from helpers.collectives import counted
-from helpers.dist import share
+from helpers.dist import dealt, joined, share
 from torch import Tensor
 
 from dyad.train.losses.gathered.batch import Columns
@@ -109,9 +109,10 @@ def main() -> None:
     torch.set_num_threads(1)
     tiles.TILE, tiles.KEPT = 4, 400
     own_cases = share(CASES, int(os.environ["WORLD_SIZE"]))  # the others on the other number of ranks
-    alone = [(name, case, steps(name, case, [(B,)] * len(STEPS), 0)) for name in NAMES for case in own_cases]
+    every = [(name, case) for name in NAMES for case in own_cases]
+    alone = [(name, case, steps(name, case, [(B,)] * len(STEPS), 0)) for name, case in dealt(every)]
     dist.init_process_group("gloo")
-    for name, case, want in alone:
+    for name, case, want in joined(alone):
         check(name, case, want)
     sent: Counter[str] = Counter()
     for collective in ("all_gather_into_tensor", "reduce_scatter_tensor", "all_reduce"):

@@ -1,9 +1,9 @@
 """Job for torchrun on 4 processes: on 1, 2, 3 and all of them every objective equals itself in one process (1e-10).
 
-For every entry, the options and inputs that change what is sent, and every way the pairs lie on the ranks and are
-ordered: the mean over ranks of the loss, of each metric and of the gradient of each parameter; the gradient of what a
-rank holds, over W, which is what averaging over ranks needs. Then log_partition on each of its paths, and what is sent.
-What one process computes is held against dense references elsewhere.
+For every entry, the options and inputs that change what is sent, and the ways the pairs lie on the ranks and are
+ordered, by turns or with "all" each: the mean over ranks of the loss, of each metric and of the gradient of each
+parameter; the gradient of what a rank holds, over W, which is what averaging over ranks needs. Then log_partition on
+each of its paths, and what is sent. What one process computes is held against dense references elsewhere.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from helpers.collectives import counted
-from helpers.dist import share
+from helpers.dist import dealt, joined, share
 from helpers.pairwise import dense
 from helpers.reference import used_path
 from torch import Tensor
@@ -298,14 +298,15 @@ def main() -> None:
     torch.set_num_threads(1)
     tiles.TILE, tiles.KEPT = 4, 400
     rank = int(os.environ["RANK"])
-    every = [(case, run(case, Part(case, (B,), ORDERS[0], 0))) for case in cases()]
+    wanted = [run(case, Part(case, (B,), ORDERS[0], 0)) for case in dealt(cases())]
     store = TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=rank == 0)
-    for world_size in range(rank + 1, 5):
+    for world_size in range(4, rank, -1):
         group = PrefixStore(f"of {world_size}", store)
         dist.init_process_group("gloo", store=group, rank=rank, world_size=world_size)
+        wanted = joined(wanted) if world_size == 4 else wanted
+        every = [*zip(cases(), wanted, strict=True)]
         for number, sizes in enumerate(SIZES[world_size]):
-            options = share(every[len(OBJECTIVES) :], world_size + number)
-            for case, want in (*every[: len(OBJECTIVES)], *options):
+            for case, want in share(every, world_size + number):
                 check_objective(case, want, sizes, ORDERS[(world_size + number) % len(ORDERS)])
             check_paths(sizes)
             check_small_loss(sizes)

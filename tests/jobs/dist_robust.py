@@ -4,12 +4,11 @@ The mean over ranks of loss and metrics, the gradients of the embeddings over W,
 for sizes that differ and may be 0, both directions, listed pairs, duplicates, and every way to ν, state included.
 """
 
-from functools import cache
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from helpers.dist import share
+from helpers.dist import dealt, joined, share
 from torch import Tensor
 
 from dyad.train.losses import build_objective
@@ -22,7 +21,8 @@ COLUMNS = {2: (3, 7), 3: (4, 0, 6)}  # where y is no partner of x
 KEYS = (torch.tensor([1, 2, 3, 4, 4, 5, 6, 7]), torch.tensor([1, 1, 2, 3, 4, 4, 5, 5]))
 POSITIVES = torch.tensor([(0, 1), (0, 8), (1, 0), (2, 2), (3, 3), (3, 9), (5, 7), (6, 1), (7, 4)])
 EXCLUDED = torch.tensor([(0, 2), (2, 0), (4, 4), (6, 9)])
-CASES: list[tuple[str, dict[str, Any], str]] = [
+Case = tuple[str, dict[str, Any], str]
+CASES: list[Case] = [
     *(
         ("coce", {"divergence": divergence, "pair_loss": pair_loss, "directions": "mean"}, inputs)
         for divergence, pair_loss in (("kl", "identity"), ("chi2", "hinge"), ("cvar", "logistic"))
@@ -84,18 +84,13 @@ def run(objective: Any, leaves: list[Tensor], more: Found, further: Tensor | Non
     return steps
 
 
-@cache
-def in_one_process(case: int) -> tuple[list[Found], Found]:
-    """What the steps find, and the state they leave, without torch.distributed."""
-    name, options, inputs = CASES[case]
+def in_one_process(case: Case) -> tuple[Case, list[Found], Found]:
+    """What the steps find, and the state they leave, before there are other ranks."""
+    name, options, inputs = case
     (x, y), more = batch(inputs)
-    distributed, dist.is_initialized = dist.is_initialized, lambda: False
-    try:
-        objective = build_objective(name, **options).double()
-        steps = run(objective, [x.requires_grad_(), y.requires_grad_()], more, further_columns(inputs))
-        return steps, state_of(objective)
-    finally:
-        dist.is_initialized = distributed
+    objective = build_objective(name, **options).double()
+    steps = run(objective, [x.requires_grad_(), y.requires_grad_()], more, further_columns(inputs))
+    return case, steps, state_of(objective)
 
 
 def state_of(objective: Any) -> Found:
@@ -106,14 +101,13 @@ def further_columns(inputs: str) -> Tensor | None:
     return torch.linspace(-1, 1, 3 * D, dtype=torch.float64).view(3, D).cos() if inputs == "pairs" else None
 
 
-def check(case: int, sizes: tuple[int, ...]) -> None:
-    name, options, inputs = CASES[case]
+def check(case: Case, want: list[Found], want_state: Found, sizes: tuple[int, ...]) -> None:
+    name, options, inputs = case
     rank, world_size = dist.get_rank(), dist.get_world_size()
     whole, more = batch(inputs)
-    want, want_state = in_one_process(case)
-    mine = [part(sizes, rank), part(COLUMNS[world_size] if len(whole[1]) == M else sizes, rank)]
-    local = [e[rows].clone().requires_grad_() for e, rows in zip(whole, mine, strict=True)]
-    own_more = {key: own(value, key, mine[0]) for key, value in more.items()}
+    parts = [part(sizes, rank), part(COLUMNS[world_size] if len(whole[1]) == M else sizes, rank)]
+    local = [e[rows].clone().requires_grad_() for e, rows in zip(whole, parts, strict=True)]
+    own_more = {key: own(value, key, parts[0]) for key, value in more.items()}
     further = further_columns(inputs)
     objective = build_objective(name, **options).double()
     got = run(objective, local, own_more, None if further is None else further[part((1, 2, 0), rank)])
@@ -121,12 +115,12 @@ def check(case: int, sizes: tuple[int, ...]) -> None:
         assert found.keys() == wanted.keys(), (name, options)
         for key, value in found.items():
             if key in "xy":
-                close(value / world_size, wanted[key][mine["xy".index(key)]], CASES[case], sizes, step, key)
+                close(value / world_size, wanted[key][parts["xy".index(key)]], case, sizes, step, key)
             else:
                 dist.all_reduce(value)
-                close(value / world_size, wanted[key], CASES[case], sizes, step, key)
+                close(value / world_size, wanted[key], case, sizes, step, key)
     for key, value in state_of(objective).items():
-        close(value, want_state[key], CASES[case], sizes, key)
+        close(value, want_state[key], case, sizes, key)
 
 
 def close(got: Tensor, want: Tensor, *context: object) -> None:
@@ -135,12 +129,13 @@ def close(got: Tensor, want: Tensor, *context: object) -> None:
 
 def main() -> None:
     torch.set_num_threads(1)
-    dist.init_process_group("gloo")
     tiles.TILE, tiles.KEPT = 4, 400
-    world_size = dist.get_world_size()
+    alone = [in_one_process(case) for case in dealt(CASES)]
+    dist.init_process_group("gloo")
+    every, world_size = joined(alone), dist.get_world_size()
     for number, sizes in enumerate(SIZES[world_size]):
-        for case in share(range(len(CASES)), number + world_size):
-            check(case, sizes)
+        for found in share(every, number + world_size):
+            check(*found, sizes)
     print(f"rank {dist.get_rank()}: all checks hold", flush=True)
     dist.destroy_process_group()
 

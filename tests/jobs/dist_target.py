@@ -1,4 +1,4 @@
-"""Job for torchrun: ten steps in float32 with an ema target; argument: plain, normed (batch norms) or shared.
+"""Job for torchrun: ten steps in float32 with an ema target; arguments: plain, normed (batch norms), shared, in turn.
 
 Rank 0 prints a line for each step: the loss, and every weight of the target after it. All ranks must have the same.
 """
@@ -11,7 +11,7 @@ import torch
 from helpers.step import batch, same_bits, towers, train_step
 
 from dyad.train.config import BatchNorm, OptimConfig, TargetConfig, TargetKind
-from dyad.train.distributed.world import broadcast_object, init_world, shutdown
+from dyad.train.distributed.world import World, broadcast_object, init_world, shutdown
 from dyad.train.losses import build_objective
 from dyad.train.towers.batch_norm import set_batch_norms
 from jobs.dist_step import own
@@ -20,9 +20,7 @@ B = 16
 SIZES = {1: (16,), 2: (9, 7), 4: (5, 0, 4, 7)}
 
 
-def main() -> None:
-    torch.set_num_threads(1)
-    kind, world = sys.argv[1], init_world(timeout=60, cpu=True)
+def run(kind: str, world: World) -> None:
     model = towers(normed=kind == "normed", shared=kind == "shared").float()
     set_batch_norms(model, BatchNorm["global"])
     if kind == "normed":  # the gradient of a bias before a batch norm is rounding alone, which AdamW makes large
@@ -44,6 +42,13 @@ def main() -> None:
         if world.rank == 0:
             flat = torch.cat([tensor.flatten() for tensor in weights.values()])
             print(scalars["loss"], *flat.tolist(), flush=True)
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    world = init_world(timeout=60, cpu=True)
+    for kind in sys.argv[1:]:
+        run(kind, world)
     shutdown(world)
 
 

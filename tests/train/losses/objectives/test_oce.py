@@ -51,9 +51,8 @@ def primal(losses: Tensor, w: Tensor, divergence: str, tau: float) -> Tensor:
 
 def feasible(w: Tensor, divergence: str) -> Tensor:
     """Weights of CVaR have a cap: what is above it goes to the others."""
-    cap = 1 / (ALPHA * len(w)) if divergence == "cvar" else 1.0
-    w = w / w.sum()
-    for _ in range(200):
+    w, cap = w / w.sum(), 1 / (ALPHA * len(w))
+    for _ in range(200 if divergence == "cvar" else 0):
         w = w.clamp(max=cap)
         w = w + (1 - w.sum()) * (cap - w) / (cap - w).sum().clamp(min=1e-300)
     return w
@@ -87,7 +86,7 @@ def test_identity_3_the_maximum_over_weights(divergence: str, tau: float) -> Non
     close(w.sum(), torch.ones_like(value))
     close(primal(losses, w, divergence, tau), value)
     generator = torch.Generator().manual_seed(1)
-    for _ in range(50):
+    for _ in range(20):
         direction = torch.rand(len(w), generator=generator, dtype=torch.float64) ** 4
         for step in (1.0, 0.1, 1e-3):
             other = feasible((1 - step) * w + step * direction / direction.sum(), divergence)

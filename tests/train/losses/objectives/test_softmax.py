@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from helpers.dist import in_ways
 from helpers.messages import raises
 from helpers.reference import build, close, embeddings, reference_loss, relative_error, same_item
 from torch import Tensor
@@ -130,11 +131,12 @@ RELATIONS = [
 ]
 
 
+@in_ways
 @pytest.mark.parametrize(("name", "positives", "duplicates"), RELATIONS)
-def test_every_relation_equals_the_reference(name: str, positives: str, duplicates: str) -> None:
+def test_every_relation_equals_the_reference(name: str, positives: str, duplicates: str, ways: str) -> None:
     """With both kinds of candidates; of the other options, some: they come in after the sums."""
     chosen = random.Random(f"{name} {positives} {duplicates}").sample(SIMPLE_COMBINATIONS, 4)
-    for candidates, options in zip(("all", "negatives") * 2, chosen, strict=True):
+    for candidates, options in zip(("all", "negatives") * (1 if ways == "some" else 2), chosen, strict=False):
         made = case(name)
         options = {**options, "candidates": candidates, "positives": positives, "duplicates": duplicates}
         if options["directions"] == "x" and "x_negatives" in made.given:
@@ -149,7 +151,8 @@ def test_every_relation_equals_the_reference(name: str, positives: str, duplicat
             torch.testing.assert_close(got, expected, rtol=1e-9, atol=1e-11, msg=lambda m, o=options: f"{o} {m}")
         single = [v.detach().float().requires_grad_() for v in made.inputs]
         given = {k: replaced(v, single[2:]) for k, v in made.given.items()}
-        loss = build_objective("clip", temperature=0.3, learnable=False, **options)(*single[:2], **given).loss
+        objective.float().logit_scale.requires_grad_(False)
+        loss = objective(*single[:2], **given).loss
         assert abs(float(loss.detach() - want.detach())) < 1e-5 * (1 + abs(float(want.detach())))
         for got, expected in zip(torch.autograd.grad(loss, single), gradients, strict=False):
             assert relative_error(got, expected) < 1e-5, options
@@ -255,8 +258,7 @@ def test_importance_by_key_is_that_of_every_column(name: str, source: str, tmp_p
 
 
 def test_importance_from_a_file_is_that_of_the_samples(tmp_path: Path) -> None:
-    x, y = embeddings()
-    values = np.random.default_rng(0).normal(size=50)
+    (x, y), values = embeddings(), np.random.default_rng(0).normal(size=50)
     np.save(tmp_path / "q.npy", values)
     ids = torch.tensor([3, 49, 0, 7, 7, 12, 1, 2, 30])
     options = {"importance": "log_q", "tau_scaled": True}
@@ -286,8 +288,7 @@ def test_constant_weights_shift_the_value_alone() -> None:
 def test_a_weight_is_as_many_duplicates() -> None:
     """e^(ζ/τ) = r stands for r equal candidates."""
     x, y = (e.detach() for e in embeddings(5))
-    own = torch.stack([torch.arange(5), torch.arange(5)], 1)
-    times = torch.tensor([1, 3, 2, 1, 4])
+    own, times = torch.stack([torch.arange(5)] * 2, 1), torch.tensor([1, 3, 2, 1, 4])
     repeated = torch.cat([y, y.repeat_interleave(times - 1, 0)])
     many = build("one_sided_dpm", temperature=0.3)(x, repeated, positives=own).loss
     few = build("one_sided_dpm", temperature=0.3, importance="zeta")(x, y, importance=0.3 * times.log()).loss

@@ -43,31 +43,31 @@ DOCUMENT = Path(__file__).parents[4] / "docs/gpu.md"
 QUICK = ("one_sided_dpm, weights", "clip, a low temperature", "coce", "siglip, duplicates", "coce, kl, logistic")
 
 
-def embeddings() -> tuple[Tensor, ...]:
+def embeddings(b: int) -> tuple[Tensor, ...]:
     generator = torch.Generator().manual_seed(5)
     x, y, more = (
         torch.nn.functional.normalize(torch.randn(*shape, D, generator=generator), dim=-1).bfloat16()
-        for shape in ((B,), (B,), (B, 1))
+        for shape in ((b,), (b,), (b, 1))
     )
     return x, (y + x).bfloat16(), more
 
 
-def loss_and_gradients(name: str, options: dict[str, Any], dtype: torch.dtype) -> list[Tensor]:
+def loss_and_gradients(name: str, options: dict[str, Any], dtype: torch.dtype, b: int = B) -> list[Tensor]:
     """The loss, and its gradients in x, y and the parameters."""
     options = dict(options)
     name = options.pop("objective", name)
-    needed = {"num_samples": B, "gamma_epochs": 30}
+    needed = {"num_samples": b, "gamma_epochs": 30}
     options |= {key: value for key, value in needed.items() if hasattr(OBJECTIVES[name], key)}
     objective: Any = build_objective(name, **options).to(dtype if dtype == torch.float64 else torch.float32)
-    x, y, more = (e.to(dtype).requires_grad_() for e in embeddings())
-    ids = torch.arange(B)
+    x, y, more = (e.to(dtype).requires_grad_() for e in embeddings(b))
+    ids = torch.arange(b)
     keys = ids.clone()
     keys[3] = keys[20]
     inputs: dict[str, Any] = {}
     if "duplicates" in options:
         inputs = {"x_keys": keys, "y_keys": keys}
     elif "importance" in options:
-        inputs["importance"] = torch.linspace(-3, 0, B).to(dtype)
+        inputs["importance"] = torch.linspace(-3, 0, b).to(dtype)
     elif "negatives" in objective.takes:
         inputs["negatives"] = more
     loss = objective(x, y, ids, **inputs).loss
@@ -107,8 +107,11 @@ def test_loss_and_gradients_are_those_of_float64(name: str, products: Counter[to
 def test_what_gpus_compile_is_one_graph(
     name: str, products: Counter[torch.dtype], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Traced by Dynamo and run as traced; the numbers are those of the functions as they stand."""
-    want = loss_and_gradients(name, CASES[name], torch.bfloat16)
+    """Traced by Dynamo and run as traced; the numbers are those of the functions as they stand.
+
+    Of 2 x 2 whole tiles: each further shape is traced anew.
+    """
+    want = loss_and_gradients(name, CASES[name], torch.bfloat16, b=32)
     torch._dynamo.reset()
     counters.clear()
     whole = partial(torch.compile, backend="aot_eager", fullgraph=True)
@@ -117,7 +120,7 @@ def test_what_gpus_compile_is_one_graph(
         for module in (fused_tiles, lse_one_shift, lse_online, pair_sum, row_losses):
             if getattr(module, function.__name__, None) is function:
                 monkeypatch.setattr(module, function.__name__, traced)
-    got = loss_and_gradients(name, CASES[name], torch.bfloat16)
+    got = loss_and_gradients(name, CASES[name], torch.bfloat16, b=32)
     assert not counters["graph_break"]
     for g, expected in zip(got, want, strict=True):
         torch.testing.assert_close(g, expected, rtol=1e-5, atol=1e-7)

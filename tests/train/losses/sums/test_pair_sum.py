@@ -135,10 +135,10 @@ def test_narrow_types_are_summed_in_float32(dtype: torch.dtype) -> None:
 
 
 def test_nothing_of_size_rows_times_columns_is_allocated(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tiles, "TILE", 32)
+    monkeypatch.setattr(tiles, "TILE", 16)
     monkeypatch.setattr(tiles, "KEPT", 0)
     f, counts = FUNCTIONS["all of it"]
-    b = 352  # three columns of numbers are more than a tile
+    b = 96  # three columns of numbers are more than a tile
     inputs, more = problem(b, b, counts)
     keys = torch.arange(b) % 2
     with LargestTensor() as seen:
