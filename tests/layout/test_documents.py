@@ -61,6 +61,7 @@ PLACES = r"(?:tests|launch|train|data|eval|configs|docs|dyad)/[\w/.-]*|[\w.]+\.(
 OF_A_RUN = {"eval/", "train/", "val/", "data/"}  # folders that a command makes
 
 KEYS_OF_TRAINING = {key for key, _, _ in keys()}
+RUN = run_commands()
 
 
 def name(page: Path) -> str:
@@ -68,6 +69,10 @@ def name(page: Path) -> str:
 
 
 @cache
+def checked(words: tuple[str, ...]) -> None:
+    check_values(compose_config(words), 1)
+
+
 def compose(command: str) -> bool:
     """Compose the configuration or the options of a command of ours; False for another command."""
     found = STARTED.fullmatch(command.partition(" | ")[0])
@@ -84,7 +89,7 @@ def compose(command: str) -> bool:
     else:
         line = read_line([word for word in words if word != "--dry-run"])
         for run in line.runs():
-            check_values(compose_config(run), 1)
+            checked(tuple(word for word in run if not word.startswith("run.name=")))
     return True
 
 
@@ -106,17 +111,25 @@ def test_blocks_have_a_language_and_are_well_formed(page: Path) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=name)
 def test_commands_compose(page: Path) -> None:
-    """Those of blocks, and those inside a sentence or a table. Others name scripts that are there."""
+    """Those of blocks, and those inside a sentence or a table, but for those that tests/journeys/test_readme.py runs.
+    Others name scripts that are there."""
     told = [
         span
         for span in spans(page)
         if span.startswith(("python -m", "dyad ", "sbatch ")) and "…" not in span and "=" in span
     ]
     for command in [c for b in blocks(page) if b.kind in ("bash", "sh") for c in b.commands()] + told:
-        if not compose(command):
+        if command not in RUN and not compose(command):
             assert not command.startswith("python -m train "), command
             scripts = re.findall(r"\b(?:bash|source|sbatch) ((?:launch|tests)/\S+)", command)
             assert [script for script in scripts if not (ROOT / script).is_file()] == [], command
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("command", RUN)
+def test_commands_that_are_run_compose_as_shown(command: str) -> None:
+    """tests/journeys/test_readme.py takes fewer steps, and smaller batches and models."""
+    assert compose(command) or not command.startswith("python -m train ")
 
 
 def test_the_readme_installs_what_its_exports_need() -> None:
@@ -170,9 +183,16 @@ def test_quoted_values_between_backticks_can_be_copied() -> None:
     """The shell and Hydra both read quotes and braces."""
     quoted = {span for page in PAGES for span in spans(page) if re.match(r"'?[a-z_.]+=.*[\"'{]", span)}
     assert len(quoted) > 5
+    lines: list[dict[str, str]] = [{}]  # each composes once, with a value of each key
     for words in map(shlex.split, sorted(quoted)):
         if all(named_keys(word) <= KEYS_OF_TRAINING for word in words) and "…" not in "".join(words):
-            compose_config(words)
+            own = {word.partition("=")[0]: word for word in words}
+            free = next((line for line in lines if not line.keys() & own.keys()), None)
+            if free is None:
+                lines.append(free := {})
+            free.update(own)
+    for line in lines:
+        compose_config([*line.values()])
 
 
 @pytest.mark.parametrize("route", ["train/__init__.py", "train/losses/__init__.py"])
@@ -234,7 +254,7 @@ def test_the_checks_can_fail() -> None:
         with pytest.raises(ConfigError):
             compose(command)
     assert Block(README, "sh", "a \\\n b # c\n# d\n").commands() == ["a b"]
-    assert "bash launch/demo.sh" in run_commands()
+    assert "bash launch/demo.sh" in RUN
 
 
 SAMPLES = re.findall(r"`([\w./]+)`[^`\n]*:\n\n```\w+\n(.*?)```", (DOCS / "formats.md").read_text(), re.DOTALL)

@@ -82,13 +82,23 @@ def test_gamma_auto_of_a_stream_counts_the_typed_samples() -> None:
     assert _objective(run, TrainingData(None, OneEpoch(50), "", {}), None).options.gamma_epochs == 10  # type: ignore[arg-type]
 
 
-def test_older_runs_of_an_estimator_keep_their_names() -> None:
+ALIKE = {"isogclr": "8e6e29cc", "fastclip_v0": "851b675c", "fastclip_v3": "d9a7d149"}  # as sogclr
+NAMES = [
+    ("sogclr", "805e6545"),
+    ("nuclr", "b631f384"),
+    *(pytest.param(*o, marks=pytest.mark.soak) for o in ALIKE.items()),
+]
+
+
+@pytest.mark.parametrize(("objective", "digits"), NAMES)
+def test_older_runs_of_an_estimator_keep_their_names(objective: str, digits: str) -> None:
     """Their config.yaml says gamma: null."""
-    names = {"sogclr": "805e6545", "isogclr": "8e6e29cc", "fastclip_v0": "851b675c", "fastclip_v3": "d9a7d149"}
-    for objective, digits in {**names, "nuclr": "b631f384"}.items():
-        words = ["experiment=emoji", f"objective={objective}"]
-        assert run_folder(compose_config([*words, "objective.gamma=null"])).name == f"emoji-{digits}"
-        assert run_folder(compose_config(words)).name != f"emoji-{digits}"
+    words = ["experiment=emoji", f"objective={objective}"]
+    assert run_folder(compose_config([*words, "objective.gamma=null"])).name == f"emoji-{digits}"
+    assert run_folder(compose_config(words)).name != f"emoji-{digits}"
+
+
+def test_a_whole_gamma_has_one_name() -> None:
     words = ["experiment=emoji", "objective=sogclr"]
     whole, fraction = (compose_config([*words, f"objective.gamma={one}"]) for one in ("1", "1.0"))
     assert run_folder(whole) == run_folder(fraction)

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+from copy import deepcopy
+from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -17,7 +20,7 @@ from dyad.data.loading.loader import build_loader
 from dyad.run.components import Components, build_components
 from dyad.train.cli.compose import compose_config
 from dyad.train.cli.unread_keys import refuse_unread
-from dyad.train.config import Task, TrainConfig
+from dyad.train.config import TargetKind, Task, TrainConfig
 from dyad.train.config_rules import validate
 from dyad.train.distributed.world import World
 from dyad.train.losses import OBJECTIVES
@@ -27,8 +30,12 @@ SMALL = "model.image.image_size=16 model.image.widths=[8,8] model.embed_dim=8 mo
 IMAGES = ["task=views", "model=cnn", *SMALL, "global_batch_size=8", "steps=2", f"data.train={SHARD}"]
 
 
-def stepped(words: list[str]) -> Components:
-    config = compose_config(words)
+@cache
+def simclr() -> TrainConfig:
+    return compose_config([*IMAGES, "data=simclr", "objective=simclr"])
+
+
+def stepped(config: TrainConfig) -> Components:
     validate(config, 1)
     components = build_components(config, World())
     batch = components.data.dataset.__getitems__([(0, i) for i in components.data.order.ids(0).tolist()])  # type: ignore[union-attr]
@@ -42,14 +49,17 @@ def stepped(words: list[str]) -> Components:
 
 @pytest.mark.parametrize("name", [name for name, of in OBJECTIVES.items() if of.inputs == "pairs" and name != "epr"])
 def test_a_step_of_every_objective(name: str) -> None:
-    target = ["target.kind=ema"] if "targets" in OBJECTIVES[name].takes else []
-    stepped([*IMAGES, "data=simclr", f"objective={name}", *target])
+    """tests/train/cli/test_compose.py composes each of them."""
+    config = replace(deepcopy(simclr()), objective=OBJECTIVES[name]())
+    if "targets" in OBJECTIVES[name].takes:
+        config.target.kind = TargetKind.ema
+    stepped(config)
 
 
 def test_a_target_beside_an_auxiliary_loss() -> None:
     also = "also.groups='task=labelled objective=cross_entropy data.label=group model.head=none'"
     run = ["data=simclr", "objective=spectral_alternating", "target.kind=ema", "weight=3", also]
-    components = stepped([*IMAGES, *run])
+    components = stepped(compose_config([*IMAGES, *run]))
     assert components.step.target.towers and components.auxiliary["groups"].config.weight == 1
 
 
