@@ -13,7 +13,7 @@ from helpers.dist import share
 from helpers.step import LOGIT_SCALE, OverAllColumns, dense_gradients, dense_gradients_over_all_columns, train_step
 from torch import Tensor, nn
 
-from dyad.data.batch import Batch, Extra
+from dyad.data.batch import PADDING, Batch, Extra
 from dyad.train.config import Pooling
 from dyad.train.distributed.world import World, init_world, shutdown
 from dyad.train.towers.text import rows
@@ -39,7 +39,7 @@ def texts(count: int, longest: int, seed: int) -> Tensor:
     generator = torch.Generator().manual_seed(seed)
     lengths = torch.randint(1, longest + 1, (count, 1), generator=generator)
     tokens = torch.randint(1, 40, (count, longest), generator=generator)
-    return tokens.masked_fill(torch.arange(longest) >= lengths, 0)
+    return tokens.masked_fill(torch.arange(longest) >= lengths, PADDING)
 
 
 def batch(seed: int) -> Batch:

@@ -267,7 +267,7 @@ def test_the_run_measures_what_a_plan_takes(sixteen: RunPlan, toy: str, tmp_path
     words += "data=emoji", "data.train=data/samples/emoji/fxemoji-trained.tar"
     small, large = (
         RunPlan(config_of(*words, *keys), sixteen)
-        for keys in (("model.image.image_size=32",), ("model.image.image_size=512",))
+        for keys in (("model.image.image_size=32",), ("model.image.image_size=1536",))
     )
     rates = [small.data()["pairs/s of a GPU"][0] / small.data()["cores of a GPU"][0] for small in (small, large)]
     assert (rates[0] > 1.5 * rates[1]).all()
