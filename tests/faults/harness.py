@@ -25,6 +25,7 @@ import os
 import re
 import signal
 import subprocess
+import sys
 import time
 import uuid
 from abc import ABC, abstractmethod
@@ -173,7 +174,7 @@ class Launched(Job):
         settings = {"DYAD_EXTRAS": "demo", "OMP_NUM_THREADS": "1", name: value, **environment}
         with out.open("w") as file:
             self.script = subprocess.Popen(
-                command, env={**os.environ, **settings}, stdout=file, stderr=subprocess.STDOUT
+                command, cwd=ROOT, env={**os.environ, **settings}, stdout=file, stderr=subprocess.STDOUT
             )
 
     def ranks(self) -> list[int]:
@@ -228,12 +229,21 @@ class Jobs:
         self._started.append(job)
         return job
 
+    def on_machine(self, rank: int, keys: Mapping[str, Any], on: Sequence[str], **environment: str) -> Launched:
+        """A rank alone, without torchrun. on: words that run it on another machine, of which it is the only one."""
+        _, *arguments = self._arguments({"run.name": "a", **keys})
+        place = {"RANK": str(rank), "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "PYTHONPATH": str(ROOT), **environment}
+        return self._launched([*on, sys.executable, "-m", "train", *arguments], keys, place)
+
     def launch(self, world: int, keys: Mapping[str, Any], on: Sequence[str] = (), **environment: str) -> Launched:
         """By launch/torchrun.sh, as a user does. on: words that run it on another machine."""
         _, *arguments = self._arguments({"run.name": "a", **keys})
         command = [*on, "bash", str(ROOT / "launch/torchrun.sh"), *arguments]
+        return self._launched(command, keys, {"NPROC": str(world), **environment})
+
+    def _launched(self, command: list[str], keys: Mapping[str, Any], environment: Mapping[str, str]) -> Launched:
         out = self.folder / f"launched-{len(self._started)}.txt"
-        job = Launched(self._run(keys), command, {"NPROC": str(world), **environment}, out)
+        job = Launched(self._run(keys), command, environment, out)
         self._started.append(job)
         return job
 

@@ -100,28 +100,23 @@ def has_begun(job: Job) -> bool:
     return (job.run / "run_state.json").exists() and state(job.run).get("pid") == job.ranks()[0]
 
 
+def frozen_texts(models: Path) -> dict[str, Any]:
+    bert = {"kind": "transformers", "name": models / "bert", "context_length": 32, "frozen": "true"}
+    return {f"model.text.{name}": value for name, value in bert.items()}
+
+
+@pytest.mark.soak
 @pytest.mark.parametrize(
     ("world", "objective", "kills", "more"),
     [
         (2, "clip", 2, {"steps": 20, "checkpoint.every": 4, "eval.every": 10, "data.val": VAL}),
-        pytest.param(
-            *(4, "fastclip_v3", 1, {"steps": 12, "checkpoint.every": 3, "dist.name": "hsdp", "dist.shard_size": 2}),
-            marks=pytest.mark.soak,
-        ),
+        (4, "fastclip_v3", 1, {"steps": 12, "checkpoint.every": 3, "dist.name": "hsdp", "dist.shard_size": 2}),
     ],
 )
 def test_everything_is_killed(
     world: int, objective: str, kills: int, more: dict[str, Any], jobs: Jobs, models: Path
 ) -> None:
-    keys = {
-        **more,
-        "objective": objective,
-        "model.text.kind": "transformers",
-        "model.text.name": models / "bert",
-        "model.text.context_length": 32,
-        "model.text.frozen": "true",
-        "data.workers": 1,
-    }
+    keys = {**more, **frozen_texts(models), "objective": objective, "data.workers": 1}
     undisturbed = jobs.run(world, {**keys, "run.name": "undisturbed"})
     killed = kill_again_and_again(jobs, (world,), keys, kills)
     assert digest(killed) == digest(undisturbed)
@@ -129,15 +124,20 @@ def test_everything_is_killed(
     assert len(losses(killed)) == keys["steps"]
 
 
-def test_a_target_goes_on_after_kills_on_any_number_of_processes(jobs: Jobs) -> None:
+def test_everything_of_a_run_with_a_target_is_killed_and_it_goes_on_on_any_number_of_processes(
+    jobs: Jobs, models: Path
+) -> None:
+    """With texts that do not change, evaluations, and a loader process."""
     keys = {**QUIET, "objective": "spectral_alternating", "objective.similarity": "cosine", "optim.lr": 1e-4}
-    keys |= {"target.kind": "ema", "target.momentum": 0.8, "steps": 16, "checkpoint.every": 2}
+    keys |= {"target.kind": "ema", "target.momentum": 0.8, "steps": 12, "checkpoint.every": 2, "data.workers": 1}
+    keys |= {**frozen_texts(models), "eval.every": 6, "data.val": VAL}
     undisturbed = jobs.run(1, {**keys, "checkpoint.keep": 9, "run.name": "undisturbed"})
     killed = kill_again_and_again(jobs, (1,), keys, 2)
-    assert digest(killed) == digest(undisturbed) and losses(killed) == losses(undisturbed)
-    middle = undisturbed / "checkpoints" / "step_00000008"
+    assert digest(killed) == digest(undisturbed) and without_timings(killed) == without_timings(undisturbed)
+    assert len(losses(killed)) == keys["steps"]
+    middle = undisturbed / "checkpoints" / "step_00000006"
     on_two = jobs.run(2, {**keys, "run.name": "two", "resume": middle})
-    ended = [load_file(run / "checkpoints/step_00000016/target.safetensors") for run in (undisturbed, on_two)]
+    ended = [load_file(run / "checkpoints/step_00000012/target.safetensors") for run in (undisturbed, on_two)]
     assert ended[0].keys() == ended[1].keys()
     for name, tensor in ended[0].items():
         torch.testing.assert_close(ended[1][name], tensor, rtol=1e-4, atol=1e-6)

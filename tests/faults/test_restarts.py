@@ -13,7 +13,7 @@ from signal import SIGKILL
 from typing import Any
 
 import pytest
-from harness import Job, Jobs, cut, digest, newest_whole
+from harness import IMAGES, Job, Jobs, cut, digest, newest_whole
 from helpers.cli import ROOT
 from helpers.tiny_runs import SHARD, losses
 
@@ -34,8 +34,8 @@ def new_checkpoint(job: Job) -> int:
 @pytest.mark.parametrize("kills", [1, pytest.param(2, marks=pytest.mark.soak)])
 def test_torchruns_agent_is_killed(kills: int, jobs: Jobs) -> None:
     """The job goes on once, as dist.restarts=1 says, with the bits of no kill; then by the same command."""
-    steps = 120
-    keys = {"steps": steps, "checkpoint.every": 20}
+    steps = 60
+    keys = {**IMAGES, "steps": steps, "checkpoint.every": 10}
     job = jobs.launch(1, {**keys, "dist.restarts": 1, "resume": "never"})
     new_checkpoint(job)
     os.kill(job.agent(), SIGKILL)

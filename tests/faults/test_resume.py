@@ -117,13 +117,13 @@ def test_a_run_that_begins_at_a_named_checkpoint_goes_on_like_any_other(jobs: Jo
 
 def test_a_refused_change_is_begun_in_a_folder_of_its_own_as_the_message_says(jobs: Jobs) -> None:
     """At the newest checkpoint, and as another run of W&B."""
-    keys = {"steps": 3, "tracking.wandb": "offline"}
+    keys = {"steps": 1, "tracking.wandb": "offline"}
     run = jobs.run(1, keys)
-    lower = {**keys, "steps": 4, "optim.lr": 1e-5}
+    lower = {**keys, "steps": 2, "optim.lr": 1e-5}
     (refused,) = jobs.start(1, lower).ends().out.splitlines()[-1:]
     (words,) = re.findall(r"run.name=NEW (resume=\S+)", refused)
     branch = jobs.run(1, {**lower, "run.name": "lower", **dict([words.split("=", 1)])})
-    assert [record["step"] for record in records(branch)] == [4]
+    assert [record["step"] for record in records(branch)] == [2]
     ids = [path.name.rpartition("-")[2] for each in (run, branch) for path in each.glob("wandb/offline-run-*")]
     assert len({*ids}) == len(ids) == 2
 
@@ -140,8 +140,8 @@ def test_at_the_end_of_an_epoch(jobs: Jobs) -> None:
 
 
 def test_sharded_towers_go_on_after_a_killed_rank_and_are_used_by_one_process(jobs: Jobs, commands: Commands) -> None:
-    keys = {"steps": 9, "checkpoint.every": 3, "dist.name": "fsdp2", "optim.ema": 0.5, "model.batch_norm": "global"}
-    outcome = with_fault(jobs, 2, {**keys, "run.name": "killed"}, "killed@8", ON="1").ends()
+    keys = {"steps": 5, "checkpoint.every": 2, "dist.name": "fsdp2", "optim.ema": 0.5, "model.batch_norm": "global"}
+    outcome = with_fault(jobs, 2, {**keys, "run.name": "killed"}, "killed@4", ON="1").ends()
     assert outcome.codes == [4, -SIGKILL] and not outcome.orphans, outcome
     killed, whole = (jobs.run(2, {**keys, "run.name": name}) for name in ("killed", "whole"))
     assert digest(killed) == digest(whole) and losses(killed) == losses(whole)
