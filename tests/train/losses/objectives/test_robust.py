@@ -296,11 +296,11 @@ def test_passes_over_the_scores_are_few(divergence: str, solver: tuple[int, int]
 @pytest.mark.parametrize("divergence", DIVERGENCES)
 @pytest.mark.parametrize("name", ["coce", "partial_auc"])
 def test_nothing_quadratic_is_allocated(name: str, divergence: str) -> None:
-    b, small = 640, [torch.randn(640, 8 if name == "coce" else 1).requires_grad_() for _ in range(2)]
+    b, small = 1024, [torch.randn(1024, 8 if name == "coce" else 1).requires_grad_() for _ in range(2)]
     tiles.TILE, tiles.KEPT = 64, 0
     with LargestTensor() as largest:
         build_objective(name, divergence=divergence, pair_loss="hinge")(*small).loss.backward()
-    assert largest.elements <= 64 * 1312 < b * b / 4
+    assert largest.elements <= 64 * 2100 < b * b / 4
 
 
 @pytest.mark.parametrize("divergence", DIVERGENCES)
