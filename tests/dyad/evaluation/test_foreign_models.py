@@ -13,7 +13,7 @@ import torch
 from helpers.export import near
 from helpers.messages import raises
 from helpers.passages import make_run as make_text_run, write_beir
-from helpers.runs import EMOJI, TINY, make_run, small_task
+from helpers.runs import EMOJI, TINY, make_run
 from PIL import Image
 from torch.nn.functional import normalize
 
@@ -145,7 +145,7 @@ def test_settings_of_an_export_choose_no_other_keys(here: Path, models: Path) ->
 def test_the_model_before_training_stands_beside_the_trained_one(
     run: Path, here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    entries = f"suite=[retrieval:{SHARD},zero_shot:{small_task(here, 'groups.json')}]"
+    entries = f"suite=[retrieval:{SHARD},zero_shot:{EMOJI / 'groups.json'}]"
     command(evaluate, f"checkpoint={run}", entries, "out=out", "examples=0", "baselines=[untrained]")
     table = capsys.readouterr().out.partition("step 7 of")[0]
     assert table.count("untrained") == 3 and table.count("model ahead") == 3

@@ -361,13 +361,8 @@ assert "torch" not in sys.modules"""
 
 
 def test_values_are_taken_as_they_stand() -> None:
-    words = [
-        "checkpoint=x",
-        'suite=[retrieval:d/{0,1}.tar,"wds:a b"]',
-        "val='d/{00..99}.tar'",
-        "truth=keys",
-        "out=null",
-    ]
+    suite = 'suite=[retrieval:d/{0,1}.tar,"wds:a b"]'
+    words = ["checkpoint=x", suite, "val='d/{00..99}.tar'", "truth=keys", "out=null"]
     command = parse_options(EvalCommand, words, "python -m eval")
     assert command.suite == ["retrieval:d/{0,1}.tar", "wds:a b"]
     assert (command.val, command.truth, command.out) == ("d/{00..99}.tar", Truth.keys, None)
