@@ -23,6 +23,7 @@ class EvalCommand(RunOptions):
     suite: list[str] | None = described(None, "what to evaluate; without suite and val: the run's own")
     val: str | None = described(None, "shards or questions, as data.val of a run")
     block: int | None = run_option(EvalConfig, "block")
+    width: int | None = run_option(EvalConfig, "width")
     workers: int | None = run_option(DataConfig, "workers")
     examples: int | None = run_option(EvalConfig, "examples")
     out: str | None = described(None, "folder for the results; null: eval/ of the run, runs/eval-MODEL of a model")

@@ -47,6 +47,9 @@ class EvalConfig:
 
     probe_features: ProbeFeatures = described(ProbeFeatures.features, "probes: before projection or head, or after it")
     probe_k: int = described(20, "probes: neighbours that vote in k-NN", least=1)
+    width: int | None = described(
+        None, "only so many of the first numbers of each embedding, for one of objective.matryoshka; null: all", least=1
+    )
     examples: int = described(
         4, "queries of each kind (best, worst, random) and direction that the last evaluation shows; 0: none", least=0
     )

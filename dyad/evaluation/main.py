@@ -139,8 +139,8 @@ def evaluate(command: EvalCommand, config: "TrainConfig", found: "FoundModel") -
     with process_group(config.dist.seconds_to_start) as world:
         loaded = found.load_on_all(world)
         trained = loaded if isinstance(loaded, LoadedRun) else None
-        encode = Encoder.of(config, loaded.model, world)
-        before = cache(lambda: Encoder.of(config, untrained(config), world))
+        encode = replace(Encoder.of(config, loaded.model, world), width=config.eval.width)
+        before = cache(lambda: replace(encode, towers=Encoder.of(config, untrained(config), world).towers))
         baselines = baselines_of(command, config)
         # rank 0 indexes new shards, the others find them indexed
         evaluators = rank_0_first(world, lambda: build_evaluators(config, loaded.model, baselines, before))

@@ -85,10 +85,13 @@ def nothing_kept() -> Iterator[None]:
 
 
 def planned_objective(config: TrainConfig, samples: int) -> Objective:
-    """Build the objective of a configuration. samples: number of training samples, for options of the objective that
+    """Build the objective of a configuration, without the losses of narrower embeddings (objective.matryoshka), which
+    the small embeddings of a plan cannot have. samples: number of training samples, for options of the objective that
     ask for it and are unset."""
     steps = config.steps or 1  # the schedule of γ depends on the number of steps, but no cost does
-    return build_objective(**run_options(config, steps, num_samples=samples, samples_per_epoch=samples))
+    options = run_options(config, steps, num_samples=samples, samples_per_epoch=samples)
+    options.pop("matryoshka", None)
+    return build_objective(**options)
 
 
 def first_step(

@@ -139,7 +139,7 @@ def _loss_components(
     notes += raise_on_all(world, getattr(data.dataset, "notes", list))
     data = raise_on_all(world, lambda: with_weights(data, objective))
     if main_model is not None:
-        encoder = Encoder.of(config, model, world)
+        encoder = replace(Encoder.of(config, model, world), width=config.eval.width)
         evaluators = [
             AuxiliaryEvaluator(f"eval/{name}_{inner.name.removeprefix('eval/')}", inner.source, inner, encoder)
             for inner in evaluators

@@ -102,6 +102,7 @@ def encode_corpus(
         "block": encode.block,
         "precision": encode.precision,
         "normalised": encode.cosine,
+        **({"width": encode.width} if encode.width else {}),  # folders of before have none
     }
     with ExitStack() as stack:
         if folder is None:

@@ -27,7 +27,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dyad.data.base.errors import DataError
+from dyad.data.base.errors import ConfigError, DataError
 from dyad.data.image_text.items import Items
 from dyad.data.loading.loader import worker_count
 from dyad.data.loading.workers import begin_item, prefetched
@@ -49,10 +49,11 @@ class Encoder:
     towers: side, "x" or "y" → tower. block: items per tower call. workers: loader processes for each process, 0 for
     none. precision: autocast of the towers, fp32, bf16 or fp16. cosine: whether embeddings are L2-normalised. features:
     whether to return the output of a tower's trunk, before its projection; feature maps are averaged over height and
-    width. few_shapes: whether a short block is padded to a power of two of rows, since every new shape costs time for
-    compiled towers and on GPUs. should_stop: called before each tower call, with the same result in all processes; if
-    it returns True, encoding raises Stopped. timeout: seconds to wait for a block of a loader process; 0: no limit.
-    weights: returns a context manager in which the towers hold the weights to evaluate; the caller enters it.
+    width. width: how many of the first numbers of an embedding to return; None: all of them. few_shapes: whether a
+    short block is padded to a power of two of rows, since every new shape costs time for compiled towers and on GPUs.
+    should_stop: called before each tower call, with the same result in all processes; if it returns True, encoding
+    raises Stopped. timeout: seconds to wait for a block of a loader process; 0: no limit. weights: returns a context
+    manager in which the towers hold the weights to evaluate; the caller enters it.
     """
 
     towers: dict[str, nn.Module]
@@ -62,6 +63,7 @@ class Encoder:
     precision: str = "fp32"
     cosine: bool = True
     features: bool = False
+    width: int | None = None
     few_shapes: bool = False
     should_stop: Callable[[], bool] = lambda: False
     timeout: float = 60.0
@@ -71,8 +73,8 @@ class Encoder:
     def of(
         cls, config: TrainConfig, model: TwoTowerModel, world: World, should_stop: Callable[[], bool] = lambda: False
     ) -> Encoder:
-        """Return an Encoder with the towers of `model` and the options of the run's configuration. Moves the towers to
-        the device of this process.
+        """Return an Encoder with the towers of `model` and the options of the run's configuration, but of whole
+        embeddings. Moves the towers to the device of this process.
 
         should_stop: called before each tower call; if it returns True, encoding raises Stopped.
         """
@@ -94,7 +96,8 @@ class Encoder:
         items. All processes must call it together with the same items.
 
         side: the tower, "x" or "y". items: the inputs of this tower, read by index. D: embedding width. Raises
-        DataError if the tower returns a value that is not finite, Stopped if should_stop returns True.
+        DataError if the tower returns a value that is not finite, ConfigError for a `width` above that of the tower's
+        embeddings, Stopped if should_stop returns True.
         """
         embeddings, keys = map(np.concatenate, zip(*self.rounds(side, items), strict=True))
         check_finite(embeddings, side)
@@ -146,6 +149,10 @@ class Encoder:
             embedding = forward(inputs.to(device, non_blocking=True))[:count]
         if embedding.dim() == 4:  # the trunk's feature maps, which a projection would pool
             embedding = embedding.mean(dim=(2, 3), dtype=torch.float32)
+        if self.width and not self.features:
+            if embedding.shape[1] < self.width:
+                raise ConfigError(f"eval.width={self.width}: embeddings have {embedding.shape[1]} numbers. Lower it")
+            embedding = embedding[:, : self.width]
         return F.normalize(embedding.float(), dim=-1) if self.cosine else embedding.float()
 
 

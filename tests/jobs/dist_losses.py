@@ -87,7 +87,8 @@ def cases() -> list[Case]:
     wrong += [Case("symmetric_dpm", {"duplicates": "positive"}, ("wrong", "further", "keys"))]
     wrong += [Case(name, {"duplicates": "mask"}, ("wrong", "keys")) for name in ("siglip", "binary_nce")]
     wrong += [Case("clip", {"candidates": "list", "partition": "mean"}, ("wrong", "further"))]
-    return [*plain, *relations, *several, *importance, *drawn, ball, *hard, *right, *weighed, *wrong]
+    nested = [Case(name, {"matryoshka": [1, 2]}, ("further", "keys")) for name in ("clip", "dpr", "siglip")]
+    return [*plain, *relations, *several, *importance, *drawn, ball, *hard, *right, *weighed, *wrong, *nested]
 
 
 EVERYTHING = ("further", "listed", "excluded", "keys")

@@ -53,6 +53,8 @@ ADDED = {
     "data.augment.blur": 0.0,
     "data.augment.blur_sigma": [0.1, 2.0],
     "data.augment.solarise": 0.0,
+    "objective.matryoshka": [],
+    "eval.width": None,
     **{f"{section}.{key.name}": key.default for section, options in SECTIONS.items() for key in fields(options)},
 }
 # Keys whose value in an older run is unknown if its config.yaml lacks them; others had the value in ADDED

@@ -50,6 +50,9 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("clip", {"importance": "log_q"}, "importance"),
     ("clip", {"duplicates": "msk"}, "objective.duplicates keep mask positive"),
     ("clip", {"positives": "some"}, "objective.positives single each exclude merge"),
+    ("clip", {"matryoshka": [4, 2]}, "objective.matryoshka=[4, 2]"),
+    ("siglip", {"matryoshka": [0]}, "objective.matryoshka=[0]"),
+    ("sogclr", {"matryoshka": [2], "num_samples": 9, "gamma": 0.5}, "objective.matryoshka sogclr"),
     ("clip", {"temperature": "warm"}, "objective.temperature warm"),
     ("symetric_dpm", {}, "'symmetric_dpm'"),
 ]
@@ -140,3 +143,30 @@ def test_a_plain_loop_learns(name: str) -> None:
 def test_any_number_of_ranks(ways: str) -> None:
     """tests/jobs/dist_losses.py says what is checked; each rank prints a line when all of it holds."""
     launch("dist_losses.py", 4, ways)
+
+
+def further_of(name: str, width: int | None) -> dict[str, Any]:
+    generator = torch.Generator().manual_seed(2)
+    negatives = torch.randn(6, 2, 5, generator=generator, dtype=torch.float64)[..., :width]
+    return {} if name == "simclr" else {"negatives": negatives}
+
+
+@pytest.mark.parametrize("name", ["clip", "symmetric_dpm", "dpr", "siglip", "nce", "simclr"])
+def test_nested_widths_are_trained_as_embeddings_of_their_own(name: str) -> None:
+    """The loss and every gradient are sums of those of cut embeddings, with one temperature."""
+    generator = torch.Generator().manual_seed(1)
+    x, y = (torch.randn(6, 5, generator=generator, dtype=torch.float64, requires_grad=True) for _ in range(2))
+    nested, plain = build_objective(name, matryoshka=[1, 3]).double(), build_objective(name).double()
+    found = nested(x, y, **further_of(name, None))
+    each = [plain(x[:, :width], y[:, :width], **further_of(name, width)) for width in (1, 3, None)]
+    total = torch.stack([result.loss for result in each]).sum()
+    torch.testing.assert_close(found.loss, total)
+    for width, result in zip((1, 3), each, strict=False):
+        torch.testing.assert_close(found.metrics[f"loss_{width}"], result.loss.detach())
+    assert found.metrics.keys() - each[-1].metrics.keys() == {"loss_1", "loss_3"}
+    leaves = [[x, y, *(p for p in objective.parameters() if p.requires_grad)] for objective in (nested, plain)]
+    got = torch.autograd.grad(found.loss, leaves[0])
+    want = torch.autograd.grad(total, leaves[1])
+    torch.testing.assert_close(got, want)
+    with raises(ConfigError, "objective.matryoshka=[1, 3]", "3 numbers"):
+        nested(x[:, :3], y[:, :3], **further_of(name, 3))

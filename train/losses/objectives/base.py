@@ -8,6 +8,7 @@ the B anchors of W ranks is computed as W / B times the sum over this rank's anc
 import math
 from collections.abc import Collection
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -97,13 +98,18 @@ class Objective(nn.Module):
         RuntimeError within a transform of torch.func, and in a backward with create_graph=True where a second
         derivative would be wrong.
         """
+        widths = getattr(self.options, "matryoshka", ())
+        if widths and widths[-1] >= x_bD.shape[-1]:
+            raise ConfigError(
+                f"objective.matryoshka={widths}: embeddings have {x_bD.shape[-1]} numbers, and their loss is always "
+                "there. Give smaller widths"
+            )
         if torch._C._are_functorch_transforms_active():
             raise RuntimeError(
                 f"objective {self.options.name}: torch.func.grad, vmap and the like cannot transform it, as it forms "
                 "its gradient itself, by tiles. Take torch.autograd.grad or backward; torch.func.functional_call works"
             )
-        targets = {"x_target": x_target, "y_target": y_target}
-        targets = {name: self._comparable(e) for name, e in targets.items() if e is not None}
+        targets = {name: e for name, e in (("x_target", x_target), ("y_target", y_target)) if e is not None}
         columns = None if negatives is None else Columns.of(negatives)
         weighs = relevance is not None or (columns is not None and columns.relevance_k is not None)
         given = {
@@ -128,23 +134,35 @@ class Objective(nn.Module):
             raise ValueError(f"x is {dtype_name(x_type)} and y {dtype_name(y_type)}: convert one of them")
         enabled = torch.is_grad_enabled()  # inference_mode(False) enables it
         with torch.inference_mode(False), torch.set_grad_enabled(enabled), torch.autocast(device.type, enabled=False):
-            y_mD = None if y_mD is None else self._comparable(y_mD)
-            result = self.of_embeddings(
-                self._comparable(x_bD),
-                y_mD,
-                sample_ids_b=as_int64("sample_ids", sample_ids_b, device),
-                negatives=columns and replace(columns, embeddings_kD=self._comparable(columns.embeddings_kD)),
-                x_negatives=further and replace(further, embeddings_kD=self._comparable(further.embeddings_kD)),
-                positives=as_int64("positives", positives, device, pairs=True),
-                excluded=as_int64("excluded", excluded, device, pairs=True),
-                x_keys=as_int64("x_keys", x_keys, device),
-                y_keys=as_int64("y_keys", y_keys, device),
-                known_positives=known_positives,
-                relevance=as_relevance("relevance", relevance, len(pairs if positives is None else positives), x_bD),
-                **targets,
+            other = {
+                "sample_ids_b": as_int64("sample_ids", sample_ids_b, device),
+                "positives": as_int64("positives", positives, device, pairs=True),
+                "excluded": as_int64("excluded", excluded, device, pairs=True),
+                "x_keys": as_int64("x_keys", x_keys, device),
+                "y_keys": as_int64("y_keys", y_keys, device),
+                "known_positives": known_positives,
+                "relevance": as_relevance("relevance", relevance, len(pairs if positives is None else positives), x_bD),
                 **{name: value for name, value in more.items() if value is not None},
-            )
-        return ObjectiveResult(result.loss, {name: value.detach() for name, value in result.metrics.items()})
+            }
+
+            def of_width(width: int | None) -> ObjectiveResult:
+                """Return the result for the first `width` numbers of each embedding; None: for all."""
+                comparable = partial(self._comparable, width=width)
+                embeddings = {"negatives": columns, "x_negatives": further}
+                return self.of_embeddings(
+                    comparable(x_bD),
+                    None if y_mD is None else comparable(y_mD),
+                    **{n: e and replace(e, embeddings_kD=comparable(e.embeddings_kD)) for n, e in embeddings.items()},
+                    **{name: comparable(e) for name, e in targets.items()},
+                    **other,
+                )
+
+            result = of_width(None)
+            loss, metrics = result.loss, dict(result.metrics)
+            for width in widths:
+                narrow = of_width(width).loss
+                loss, metrics[f"loss_{width}"] = loss + narrow, narrow
+        return ObjectiveResult(loss, {name: value.detach() for name, value in metrics.items()})
 
     def of_embeddings(self, x_bD: Tensor, y_mD: Tensor | None, **inputs: Any) -> ObjectiveResult:
         """Return the loss and metrics of the global batch. The caller must normalise first if the similarity is cosine.
@@ -203,12 +221,13 @@ class Objective(nn.Module):
         if self.sample_state is not None:
             self.sample_state.undo()
 
-    def _comparable(self, e_bD: Tensor) -> Tensor:
+    def _comparable(self, e_bD: Tensor, width: int | None = None) -> Tensor:
         """Convert x or y embeddings for the computation of scores: normalised in float32 if the similarity is cosine.
 
-        On a GPU the result has the dtype of the input, as a GPU multiplies half precision into float32. On a CPU half
-        precision is converted to float32.
+        width: how many of their numbers to take, the first ones; None: all. On a GPU the result has the dtype of the
+        input, as a GPU multiplies half precision into float32. On a CPU half precision is converted to float32.
         """
+        e_bD = e_bD if width is None else e_bD[..., :width]
         e_bD = e_bD.clone() if e_bD.is_inference() else e_bD  # autograd refuses inference tensors
         wide = e_bD.to(torch.promote_types(e_bD.dtype, torch.float32))
         wide = normalized(wide) if self.options.similarity is Similarity.cosine else wide

@@ -6,6 +6,7 @@ This package imports no torch, so that `--help` and the validation of a configur
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import Field, dataclass, field, fields, make_dataclass
+from itertools import pairwise
 from typing import Any, ClassVar, get_type_hints
 
 from omegaconf import MISSING
@@ -253,7 +254,26 @@ class TemperatureOptions(ObjectiveOptions):
 
 
 @dataclass
-class PairOptions(TemperatureOptions):
+class NestedOptions(TemperatureOptions):
+    """Options of objectives that can also train the first numbers of an embedding to be an embedding on their own.
+
+    The loss is then the sum of the losses of embeddings cut to each of these widths, and of whole ones: the sum over M
+    of equation 1 of Matryoshka representation learning, with all c_m = 1 (Kusupati et al. 2022, arXiv 2205.13147).
+    """
+
+    matryoshka: list[int] = described(
+        [], "smaller widths, e.g. [64,256]: adds the loss of the first 64 and 256 numbers of each embedding"
+    )
+
+    def broken_rules(self) -> Iterator[str]:
+        yield from super().broken_rules()
+        widths = self.matryoshka
+        if widths and (widths[0] < 1 or any(a >= b for a, b in pairwise(widths))):
+            yield f"objective.matryoshka={widths}: widths from 1, each above the one before, e.g. [64,256]"
+
+
+@dataclass
+class PairOptions(NestedOptions):
     """Options of objectives whose positive and left-out pairs come from lists of pairs and from equal content keys.
 
     A content key is an int64 that is equal for equal items. A left-out pair is neither a positive nor a negative.

@@ -11,6 +11,7 @@ from dyad.train.losses.options.common import (
     TAKE_BOTH,
     X_NEGATIVES,
     ExpectedBatch,
+    NestedOptions,
     TemperatureOptions,
     number,
     preset,
@@ -18,7 +19,7 @@ from dyad.train.losses.options.common import (
 
 
 @dataclass
-class LogisticOptions(TemperatureOptions):
+class LogisticOptions(NestedOptions):
     """Options of the logistic family, which classifies each pair as data or noise by its logit s/τ + bias.
 
     s is the score of the pair, τ the temperature; data are positives, noise are negatives. init_scale: if given, the

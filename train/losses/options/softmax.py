@@ -10,8 +10,8 @@ from dyad.train.losses.options.common import (
     DIRECTIONS,
     WEIGHED,
     ExpectedBatch,
+    NestedOptions,
     PairOptions,
-    TemperatureOptions,
     number,
     preset,
 )
@@ -81,7 +81,7 @@ class OneSidedDPMOptions(SoftmaxOptions):
 
 
 @dataclass
-class SimCLROptions(TemperatureOptions):
+class SimCLROptions(NestedOptions):
     """SimCLR: 2N views, each compared with all other views (Chen et al. 2020).
 
     Options of the class SimCLR in objectives/softmax.py; the views are two of each of N items.
