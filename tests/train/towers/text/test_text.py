@@ -1,5 +1,6 @@
 """Text towers out of transformers: what they pool, what of them trains, and what is said when something is wrong."""
 
+import runpy
 import shlex
 import sys
 from collections.abc import Callable
@@ -151,7 +152,8 @@ def test_weights_in_a_pickle_are_answered_with_their_conversion(
     python, option, code, *arguments = shlex.split(str(caught.value).partition("once: ")[2])
     assert (python, option) == ("python", "-c")
     monkeypatch.setattr(sys, "argv", [option, *arguments])
-    exec(code, {})  # here, where torch is imported already
+    (tmp_path / "convert.py").write_text(code)
+    runpy.run_path(str(tmp_path / "convert.py"))  # here, where torch is imported already
     found = load_file(folder / "model.safetensors")
     assert found.keys() == weights.keys() and all(torch.equal(found[name], weights[name]) for name in weights)
     assert load_model("x", str(folder), pretrained=True).missing == frozenset()
