@@ -12,7 +12,7 @@ import sys
 import textwrap
 from collections.abc import Callable, Iterator
 from contextlib import redirect_stdout, suppress
-from dataclasses import fields
+from dataclasses import MISSING, fields
 from enum import Enum
 from functools import cache
 from importlib import import_module
@@ -151,7 +151,8 @@ def option_rows(options: type) -> Iterator[tuple[str, str, str]]:
         kinds = [kind for kind in (hints[option.name], *get_args(hints[option.name])) if isinstance(kind, type)]
         named = [", ".join(each.name for each in kind) for kind in kinds if issubclass(kind, Enum)]
         legal = f" ({'; '.join(named) or option.metadata.get('range', '')})".replace(" ()", "")
-        yield f"`{option.name}`", f"`{as_argument(option.default)}`", option.metadata.get("help", "") + legal
+        default = option.default if option.default_factory is MISSING else option.default_factory()
+        yield f"`{option.name}`", f"`{as_argument(default)}`", option.metadata.get("help", "") + legal
 
 
 def api_page() -> str:
