@@ -262,7 +262,7 @@ def test_a_second_derivative_is_right_or_refused(name: str) -> None:
 def test_inference_mode_gives_the_value_and_leaves_nothing(name: str) -> None:
     """As a validation before the training does it."""
     for options in ({}, {"nu": "sgd"}, {"nu": "state", "num_samples": 8}) if name == "coce" else ({},):
-        objective, x, y = some_call(name, **options)
+        objective, x, y = some_call(name, 8, **options)
         with torch.inference_mode():
             before = objective(x.clone(), y.clone(), torch.arange(8))
         assert not before.loss.requires_grad
@@ -277,7 +277,7 @@ def test_inference_mode_gives_the_value_and_leaves_nothing(name: str) -> None:
 @pytest.mark.parametrize("name", OBJECTIVES)
 def test_pickling_keeps_an_objective(name: str) -> None:
     for options in ({}, {"importance": "zeta"}) if name == "one_sided_dpm" else ({},):
-        objective, x, y = some_call(name, **options)
+        objective, x, y = some_call(name, 8, **options)
         given = {"importance": torch.zeros(8)} if options else {}
         objective(x, y, torch.arange(8), **given)
         copied = pickle.loads(pickle.dumps(objective))
