@@ -191,7 +191,7 @@ def check_run(config: TrainConfig) -> None:
     free = {"experiment", *LENGTH, *(set(UNRECORDED) - {*old})}  # experiment names the recipe whose keys are compared
     free |= {*MEMORY * (config.model.batch_norm is not BatchNorm.per_chunk)}
     free |= {*WITH_BATCH * resume.allow_batch_change, *WITH_DATA * resume.allow_more_data}
-    old = {**{key: value for key, value in ADDED.items() if key not in UNRECORDED}, **old}
+    old = {**{key: ADDED[key] for key in ADDED.keys() & new.keys() - UNRECORDED}, **old}
     changed = [k for k in {*old, *new} - free if not k.startswith(NOT_MATHS) and old.get(k) != new.get(k)]
     changed.sort(key=lambda key: (not key.endswith("name"), key))  # another objective has other options, too
     if changed:
