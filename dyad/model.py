@@ -371,7 +371,7 @@ def evaluate(
     config = with_eval_options(model.config, EvalCommand(suite=entries, val=val, captions=list(captions) or None))
     check_suite(config)
     evaluators = build_evaluators(config, model.loaded.model)
-    encoder = Encoder.of(config, model.loaded.model, model.encoder.world)
+    encoder = replace(Encoder.of(config, model.loaded.model, model.encoder.world), width=config.eval.width)
     return {e.name.removeprefix("eval/"): e.report(encoder).metrics for e in evaluators}
 
 

@@ -88,8 +88,9 @@ def train_run(world: World, config: TrainConfig) -> None:
             ledger.sync()
 
         encoder = Encoder.of(config, components.model, world, lambda: any_rank(stop.requested, world))
-        encoder = replace(encoder, width=config.eval.width, weights=components.step.average.applied)
-        evaluation = Evaluation(components.evaluators, encoder, folder, schedule.total_steps, config.eval.examples, log)
+        encoder = replace(encoder, weights=components.step.average.applied)
+        cut = replace(encoder, width=config.eval.width)
+        evaluation = Evaluation(components.evaluators, cut, folder, schedule.total_steps, config.eval.examples, log)
         ledger = stack.enter_context(Ledger(folder if world.rank == 0 else None, schedule.first_step, log))
         monitor = run.build_monitor(ledger, log)
         writer = stack.enter_context(CheckpointWriter(folder, config.checkpoint.keep, before_save, schedule, log))

@@ -35,4 +35,7 @@ def test_a_run_trains_and_evaluates_cut_embeddings(
     assert scores[8] != scores["null"]
     wide = commands.run("eval", f"run={run}", f"val={VAL}", "width=33", f"out={tmp_path}/wide", "baselines=[]")
     assert wide.code == 2 and "eval.width=33: embeddings have 32 numbers" in wide.out
-    assert dyad.load(run).encode_text("a frog").shape == (1, 32)
+    model = dyad.load(run)
+    assert model.encode_text("a frog").shape == (1, 32)  # eval.width is of evaluations alone
+    (found,) = dyad.evaluate(model, val=str(VAL)).values()
+    assert found.items() <= scores[8].items()
