@@ -8,7 +8,6 @@ the B anchors of W ranks is computed as W / B times the sum over this rank's anc
 import math
 from collections.abc import Collection
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -147,7 +146,10 @@ class Objective(nn.Module):
 
             def of_width(width: int | None) -> ObjectiveResult:
                 """Return the result for the first `width` numbers of each embedding; None: for all."""
-                comparable = partial(self._comparable, width=width)
+
+                def comparable(e_bD: Tensor) -> Tensor:
+                    return self._comparable(e_bD if width is None else e_bD[..., :width])
+
                 embeddings = {"negatives": columns, "x_negatives": further}
                 return self.of_embeddings(
                     comparable(x_bD),
@@ -221,13 +223,12 @@ class Objective(nn.Module):
         if self.sample_state is not None:
             self.sample_state.undo()
 
-    def _comparable(self, e_bD: Tensor, width: int | None = None) -> Tensor:
+    def _comparable(self, e_bD: Tensor) -> Tensor:
         """Convert x or y embeddings for the computation of scores: normalised in float32 if the similarity is cosine.
 
-        width: how many of their numbers to take, the first ones; None: all. On a GPU the result has the dtype of the
-        input, as a GPU multiplies half precision into float32. On a CPU half precision is converted to float32.
+        On a GPU the result has the dtype of the input, as a GPU multiplies half precision into float32. On a CPU half
+        precision is converted to float32.
         """
-        e_bD = e_bD if width is None else e_bD[..., :width]
         e_bD = e_bD.clone() if e_bD.is_inference() else e_bD  # autograd refuses inference tensors
         wide = e_bD.to(torch.promote_types(e_bD.dtype, torch.float32))
         wide = normalized(wide) if self.options.similarity is Similarity.cosine else wide
