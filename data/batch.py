@@ -30,6 +30,7 @@ class Extra:
     positives: the number of True in `positive`, counted while the tensors are on the host; -1: the constructor counts
     it. lengths: as Batch.y_lengths. log_q (k,) float32: log of the probability with which each item was drawn; None:
     the items were not drawn with known probabilities. relevance (k,) float: as Batch.relevance; 1 for a hard negative.
+    teacher (k,) float: as Batch.teacher.
     """
 
     y: Tensor
@@ -40,6 +41,7 @@ class Extra:
     lengths: Lengths | None = None
     log_q: Tensor | None = None
     relevance: Tensor | None = None
+    teacher: Tensor | None = None
 
     def __post_init__(self) -> None:
         if self.positives < 0:
@@ -127,7 +129,8 @@ class Batch:
     kept on the host; None: the side is no text, or its tokenizer gives no lengths. x_places (b,): the place of each row
     of x in its sequence, from 0, kept on the host; None: each row of x is embedded by itself. x_noise, y_noise: noise
     still to be added to x and y; None: none. y_log_q (m,): log of the probability with which each y item was drawn, as
-    Extra.log_q. relevance (b,) float: the weight in (0, 1] of each sample as a positive pair; None: 1 for all.
+    Extra.log_q. relevance (b,) float: the weight in (0, 1] of each sample as a positive pair; None: 1 for all. teacher
+    (b,) float: a teacher's score of each sample's x and y; None: there is no teacher.
     """
 
     x: Tensor
@@ -148,6 +151,7 @@ class Batch:
     y_log_q: Tensor | None = None
     relevance: Tensor | None = None
     extra_x: ExtraX | None = None
+    teacher: Tensor | None = None
 
     def __len__(self) -> int:
         return self.sample_ids.shape[0]

@@ -269,6 +269,12 @@ class DataConfig(Checked):
         "weight in (0, 1] of each positive pair in the loss: a field of the json or the row, of each passage where "
         "it has fields, such as similarity, score, pos_scores; of qrels the grade / their largest; null: 1",
     )
+    teacher: str | None = described(
+        None,
+        "task=question_passage: a teacher's score of each passage, for objective=distill_kl or margin_mse: a field of "
+        "passages, such as score; FlagEmbedding: scores, of pos_scores and neg_scores; else a list in the row, of "
+        "positives, then negatives, or for one of each their difference",
+    )
     shuffle: Shuffle = described(Shuffle.window, "window: among 65,536 samples or more, reads stay local; full: all")
     batches: Batches = described(Batches.mixed, "mixed: each batch is of all sources; by_source: of one, drawn anew")
     resize: ResizeMode | None = described(None, "how images are resized if not cropped at random; null: as the tower")
@@ -305,6 +311,11 @@ class DataConfig(Checked):
             yield f"data.bad_in_a_row={self.bad_in_a_row}: must be 1 or more; data.bad_samples=stop: none"
         if not 0 <= self.bad_share <= 1:
             yield f"data.bad_share={self.bad_share}: must be in 0 … 1; 1 lets any share pass"
+        if self.teacher is not None and NegativeList.mined in self.negatives.lists:
+            yield (
+                f"data.teacher={self.teacher}: mined passages have no score of a teacher. Set "
+                "data.negatives.lists=[hard_negatives], which are in the rows"
+            )
         try:
             check_template(self.template, "data.template")
             _ = self.augments

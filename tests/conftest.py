@@ -4,6 +4,7 @@ So are the long ones, marked soak, unless asked for: pytest --soak.
 """
 
 import gc
+import json
 import os
 import shutil
 import signal
@@ -49,6 +50,16 @@ def closed_server() -> Iterator[None]:
 def models(commands: Commands, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with open_clip.json and a transformers folder bert/, both tiny."""
     return make_models(commands, tmp_path_factory.mktemp("models"))
+
+
+@pytest.fixture(scope="session")
+def exact_bert(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """models/bert without dropout, which draws anew for each number of processes."""
+    folder = shutil.copytree(models / "bert", tmp_path_factory.mktemp("exact") / "bert")
+    config = json.loads((folder / "config.json").read_text())
+    config |= {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
 
 
 @pytest.fixture

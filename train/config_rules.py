@@ -210,6 +210,8 @@ def _expected_batch(config: TrainConfig, objective: ObjectiveOptions, listed: bo
     """
     data, is_sequence = config.data, config.task is Task.sequence
     inputs = "scores" if config.task is Task.labelled and data.rare is not None else "pairs"
+    if config.task is Task.question_passage and data.teacher is not None:
+        inputs = "scored lists"
     if objective.inputs == OWN_INPUTS.get(config.task):
         inputs = objective.inputs
     has_catalogue = (config.task in ITEMS and data.mode is Mode.indexed) or (

@@ -74,7 +74,7 @@ def print_leaks(values: Sequence[str], options: CheckOptions, val: str) -> None:
     folder, _, split = val.rpartition("@")
     named = (folder, split) if inputs.is_beir(folder) else (val, "test" if inputs.is_beir(val) else options.split)
     held_out = dict[str, dict[int, str]]()  # kind → content key → where it stands first, and its text
-    own = replace(options, split=named[1], relevance=if_given(options.relevance))
+    own = replace(options, split=named[1], relevance=if_given(options.relevance), teacher=if_given(options.teacher))
     for where, held in contents([named[0]], own, "val"):
         for kind, texts in held.items():
             examples = held_out.setdefault(kind, {})

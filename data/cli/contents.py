@@ -16,7 +16,7 @@ POOL = 10  # hard negatives of a row that are too many to use all of them in a s
 # Kind of data → option of `python -m data` → configuration key of a run with the same meaning
 KEYS = {
     InputKind.images: {name: f"data.{name}" for name in ("relevance", "image_key", "max_image_pixels")},
-    InputKind.questions: {"relevance": "data.relevance"}
+    InputKind.questions: {name: f"data.{name}" for name in ("relevance", "teacher")}
     | {name: f"data.passage.{name}" for name in ("corpus", "pos_pool", "neg_pool")},
 }
 SOUGHT = 100  # first samples among which a sound one is sought

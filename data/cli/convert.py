@@ -13,7 +13,7 @@ from dyad.data.cli.inputs import InputQuestions, UnreadFields, open_input, open_
 from dyad.data.cli.options import PackOptions, Target
 from dyad.data.cli.outputs import Tally, checked_out, file_names, index_new, new_folder, question_command
 from dyad.data.cli.split import split_packed
-from dyad.data.cli.writers import CORPORA, RELEVANCE, corpus_writer, row_writer, written_ids
+from dyad.data.cli.writers import CORPORA, RELEVANCE, TEACHER, corpus_writer, row_writer, written_ids
 from dyad.data.question_passage.corpus import CorpusPassages
 from dyad.data.question_passage.passages import InlinePassages
 from dyad.data.question_passage.questions import LISTS, QuestionRow
@@ -84,7 +84,8 @@ def convert(source: str, options: PackOptions) -> None:
     report.print(out)
     named = options.to is Target.beir and options.split != "train" and not options.val
     split = [f"data.question.split={options.split}"] if named else []
-    told = {"data.relevance": RELEVANCE[options.to]} if options.relevance and options.to in RELEVANCE else {}
+    fields = ("relevance", options.relevance, RELEVANCE), ("teacher", options.teacher, TEACHER)
+    told = {f"data.{name}": of[options.to] for name, field, of in fields if field and options.to in of}
     paths = {key: out / path for key, path in paths.items()} | told
     print(f"train on them:\n  {question_command(paths, trained, *split)}")
 

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 from dyad.data.base.errors import BadRow, ConfigError
 from dyad.data.cli.options import PackOptions, ReadOptions, TableKeys, table_keys
 from dyad.data.config import PassageConfig
-from dyad.data.question_passage import formats, judgements, questions
+from dyad.data.question_passage import fields as row_fields, formats, judgements, questions
 from dyad.data.question_passage.corpus import Corpus, CorpusPassages, corpus_of, open_corpus
 from dyad.data.question_passage.formats import PASSAGE_FIELDS, PASSAGE_IDS, format_of, passage_of
 from dyad.data.question_passage.passages import Passage
@@ -68,14 +68,12 @@ class UnreadFields(Counter[str]):
 
     def __str__(self) -> str:
         """Return the most frequent names of unused fields, each with its count, as text for a message, and
-        say that scores of a teacher are not used."""
+        say how scores of a teacher are used."""
         found = sorted((-count, what) for what, count in self.items() if count)
-        listed = [f"{formats.short_name(what)} ({-count:,})" for count, what in found[: formats.NAMED]]
-        if len(found) > formats.NAMED:
-            listed.append(f"{len(found) - formats.NAMED:,} more fields")
-        of_teacher = (
-            "; scores of a teacher are not trained on, there is no distillation" if TEACHER & self.keys() else ""
-        )
+        listed = [f"{row_fields.short_name(what)} ({-count:,})" for count, what in found[: row_fields.NAMED]]
+        if len(found) > row_fields.NAMED:
+            listed.append(f"{len(found) - row_fields.NAMED:,} more fields")
+        of_teacher = "; a teacher's scores are learnt from by data.teacher=FIELD" if TEACHER & self.keys() else ""
         return ", ".join(listed) + of_teacher
 
 
@@ -169,7 +167,7 @@ def recognised(sources: Sequence[str], options: TableOptions) -> tuple[InputKind
         options.checked(tables[0])
         images = image_column(tables[0], options.columns)
         kind = InputKind.images if images else _kind_of_fields(named_texts(first_row(tables[0]), options))
-        return kind, f"columns {formats.named(tables[0].columns)}"
+        return kind, f"columns {row_fields.named(tables[0].columns)}"
     return None, ""
 
 
@@ -193,7 +191,7 @@ def refuse_unknown(sources: Sequence[str], options: TableKeys, key: str) -> None
         table_keys(options).checked(tables[0])
     if tables and not image_column(tables[0], options.columns):
         raise ConfigError(
-            f"{tables[0].path}: its columns {formats.named(tables[0].columns)} have no known names. Name those of "
+            f"{tables[0].path}: its columns {row_fields.named(tables[0].columns)} have no known names. Name those of "
             "images and captions, or of questions and passages: columns=[…]"
         )
     if not tables and shard_name(file := _first_of(files)).endswith(".jsonl"):
@@ -213,14 +211,14 @@ def _kind_of_file(file: str) -> tuple[InputKind | None, str]:
         with open_buffered(file) as stream:
             members = {name for _, found in islice(stream_tar(stream, Scan()), LOOKED_AT) for name in found}
         kind = InputKind.images if members & set(IMAGES) else InputKind.questions if "json" in members else None
-        return kind, f"members {formats.named(sorted(members))}"
+        return kind, f"members {row_fields.named(sorted(members))}"
     if suffix == ".json":  # an array, which holds questions unless its first row is a passage
         rows = _open([file])
         fields = rows.fields(0) if len(rows) else {}
         is_passage = _kind_of_fields(fields) is InputKind.passages
-        return InputKind.passages if is_passage else InputKind.questions, f"fields {formats.named(fields)}"
+        return InputKind.passages if is_passage else InputKind.questions, f"fields {row_fields.named(fields)}"
     fields = first_row(open_table(file))
-    return _kind_of_fields(fields), f"fields {formats.named(fields)}"
+    return _kind_of_fields(fields), f"fields {row_fields.named(fields)}"
 
 
 def _kind_of_fields(fields: Mapping[str, Any]) -> InputKind | None:
@@ -322,26 +320,29 @@ def _rows(
 
     def convert(fields: dict[str, Any], where: str) -> QuestionRow:
         try:
-            row = questions.row_of(formats.record_of(fields, config, options.relevance), corpus, where, "corpus=")
+            record = formats.record_of(fields, config, options.relevance, options.teacher)
+            row = questions.row_of(record, corpus, where, "corpus=")
         except KeyError as error:
             raise BadRow("id that is not in the corpus", f"'{error.args[0]}'") from None
-        _count_unread(unread, fields, row, options.relevance)
+        _count_unread(unread, fields, row, (options.relevance, *formats.teacher_fields(options.teacher)))
         return row
 
     return _read(rows, convert)
 
 
-def _count_unread(unread: UnreadFields, fields: Mapping[str, Any], row: QuestionRow, relevance: str | None) -> None:
+def _count_unread(
+    unread: UnreadFields, fields: Mapping[str, Any], row: QuestionRow, named: Sequence[str | None]
+) -> None:
     """Count in `unread` the fields of a row, and of the passages inside the row, that the readers do not use.
-    relevance: name of the field with the weights of positives, which is used; None: there is none."""
+    named: further fields that are used, of relevance and of a teacher's scores; None stands for no field."""
     read = format_of(fields)
     assert read is not None
     lists = read.lists(fields)
-    unread.add(fields, (read.question, *lists, *formats.QUESTION_FIELDS, relevance))
+    unread.add(fields, (read.question, *lists, *formats.QUESTION_FIELDS, *named))
     entries = [entry for name in lists if isinstance(fields[name], list) for entry in fields[name]]
     for entry in entries:
         if isinstance(entry, Mapping):
-            unread.add(entry, (*read.passage_fields, relevance), " of passages")
+            unread.add(entry, (*read.passage_fields, *named), " of passages")
     if "score" in read.passage_fields:
         unread["candidates in the middle"] += len(entries) - sum(len(getattr(row, name)) for name in questions.LISTS)
 

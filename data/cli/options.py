@@ -45,6 +45,7 @@ class TableKeys:
     max_image_pixels: int = config_option(DataConfig, "max_image_pixels")
     caption_per: CaptionPer = config_option(DataConfig, "caption_per")
     relevance: str | None = config_option(DataConfig, "relevance")
+    teacher: str | None = config_option(DataConfig, "teacher")
     task: ImageTask = described(
         ImageTask.image_text, "what images are for: image_text (with captions), views (alone), labelled (a class)"
     )
@@ -56,8 +57,8 @@ class TableKeys:
 def table_keys(options: TableKeys) -> TableOptions:
     """Convert the options of a verb that are about tables to TableOptions, the form that the readers of tables take."""
     captioned = options.task is ImageTask.image_text
-    chosen = {"caption_per": options.caption_per, "captioned": captioned, "relevance": options.relevance}
-    return TableOptions(options.columns, options.template, options.max_image_pixels, **chosen)
+    chosen = options.columns, options.template, options.max_image_pixels, "", options.caption_per, captioned
+    return TableOptions(*chosen, options.relevance, options.teacher)
 
 
 @dataclass
@@ -87,10 +88,10 @@ class QuestionKeys(TableKeys):
 
 def question_config(options: QuestionKeys) -> DataConfig:
     """Convert the options of a verb to a DataConfig with which the same questions are read. It has the columns,
-    relevance, corpus, split and the two pools of `options`, and otherwise defaults."""
+    relevance, teacher, corpus, split and the two pools of `options`, and otherwise defaults."""
     passage = PassageConfig(corpus=options.corpus, pos_pool=options.pos_pool, neg_pool=options.neg_pool)
-    question, relevance = QuestionConfig(split=options.split), options.relevance
-    return DataConfig(columns=options.columns, relevance=relevance, question=question, passage=passage)
+    told = {"relevance": options.relevance, "teacher": options.teacher}
+    return DataConfig(columns=options.columns, **told, question=QuestionConfig(split=options.split), passage=passage)
 
 
 @dataclass

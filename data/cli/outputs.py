@@ -123,6 +123,7 @@ def image_command(paths: Paths, samples: int, options: ReadOptions, captions: st
 def question_command(paths: Paths, questions: int, *others: str) -> str:
     """Return a shell command that trains on questions and passages. paths: configuration keys and values of the data.
     questions: number of training questions, which limits the batch size. others: further arguments."""
+    others = (*(["objective=distill_kl"] if "data.teacher" in paths else []), *others)
     batch = [f"global_batch_size={questions}"] if questions < MNRL_BATCH else []
     return command("python -m train experiment=mnrl model.text.name=bert-base-uncased", paths, *others, *batch)
 

@@ -24,7 +24,7 @@ from dyad.data.cli.contents import contents, train_command
 from dyad.data.cli.inputs import is_beir, shards_of
 from dyad.data.cli.options import PackOptions, SplitOptions, table_keys
 from dyad.data.cli.writers import ROW_FILES
-from dyad.data.question_passage import formats
+from dyad.data.question_passage import fields as row_fields, formats
 from dyad.data.question_passage.corpus import corpus_of
 from dyad.data.question_passage.judgements import judgements
 from dyad.data.shards.content_keys import Int64s, content_key
@@ -88,7 +88,7 @@ def split(values: Sequence[str], folder: Path, options: SplitOptions) -> Parts:
         raise DataError(f"{values[0]}: there is no row to split.")
     if named and by not in named:
         hint = nearest(by, {"content", *pairs, *named} - {by})
-        raise ConfigError(f"by={by}: no row has this field.{hint} Rows have {formats.named(sorted(named))}")
+        raise ConfigError(f"by={by}: no row has this field.{hint} Rows have {row_fields.named(sorted(named))}")
     in_val, paths = validation_rows(np.concatenate(joining, axis=1), len(places), options), dict[str, Path]()
     for side in SIDES:
         chosen, part = np.array(places)[in_val == (side == "val")].tolist(), folder / side

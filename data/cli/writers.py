@@ -2,10 +2,11 @@
 
     shards        000000.tar …: DPR's fields as the json member of each sample
     dpr           SPLIT.json: an array {question, answers, positive_ctxs, negative_ctxs, hard_negative_ctxs}; a positive
-                  has a field relevance if the option is set
+                  has a field relevance, and every passage a field teacher, if the options are set
     tevatron      SPLIT.jsonl: {query_id, query, answers, positive_passages, negative_passages}
     tevatron_ids  SPLIT.jsonl: {query_id, query_text, answers, positive_document_ids, negative_document_ids}
-    flag          SPLIT.jsonl: {query, pos, neg}, and pos_scores if the option relevance is set
+    flag          SPLIT.jsonl: {query, pos, neg}, and pos_scores if the option relevance is set, pos_scores and
+                  neg_scores if the option teacher is set
     beir          queries.jsonl {_id, text, metadata}, qrels/SPLIT.tsv (query-id, corpus-id, score)
 
 SPLIT is the option split. A corpus is written to corpus.jsonl: {docid, title, text}, in beir {_id, title, text}; in dpr
@@ -40,6 +41,7 @@ Dropped = Counter[str]  # name of a part of the data → how many of these parts
 WriteRow = Callable[[QuestionRow, Dropped], bool]  # returns False when the row was joined with an earlier one
 PassageLine = Callable[[Passage, Dropped], bytes]
 RELEVANCE = {Target.shards: "relevance", Target.dpr: "relevance", Target.flag: "pos_scores"}  # field with relevances
+TEACHER = {Target.shards: "teacher", Target.dpr: "teacher", Target.flag: "scores"}  # values of data.teacher
 IN_TABLE = '\t\r\n"'  # characters that an id in a table cannot have: some readers split lines without csv
 
 
@@ -83,6 +85,7 @@ def _metadata(question: Question) -> Fields:
 def _context(passage: Passage, relevance: float | None = None) -> Fields:
     fields: Fields = {"title": passage.title, "text": passage.text}
     fields |= {} if passage.id is None else {"passage_id": passage.id}
+    fields |= {} if passage.teacher is None else {TEACHER[Target.dpr]: passage.teacher}
     return fields if relevance is None else {**fields, RELEVANCE[Target.dpr]: relevance}
 
 
@@ -95,6 +98,7 @@ def tevatron_fields(key: str, kind: str, entry: Callable[[Passage], Any], row: Q
     """
     dropped["question groups"] += row.question.group is not None
     dropped["relevances"] += len(row.relevance or ())
+    dropped["scores of a teacher"] += sum(passage.teacher is not None for passage in row.positives)
     return {
         "query_id": question_id(row.question),
         key: row.question.text,
@@ -116,11 +120,13 @@ def flag_fields(row: QuestionRow, dropped: Dropped) -> Fields:
     dropped["question groups"] += row.question.group is not None
     dropped["titles"] += sum(bool(passage.title) for passage in passages)
     dropped["passage ids"] += sum(passage.id is not None for passage in passages)
+    lists = {"pos": row.positives, "neg": _one_list(row, dropped)}
+    taught = any(passage.teacher is not None for passage in row.positives)
     return {
         "query": row.question.text,
-        "pos": [passage.text for passage in row.positives],
-        "neg": [passage.text for passage in _one_list(row, dropped)],
+        **{name: [passage.text for passage in each] for name, each in lists.items()},
         **({} if row.relevance is None else {RELEVANCE[Target.flag]: [*row.relevance]}),
+        **({f"{name}_scores": [passage.teacher for passage in each] for name, each in lists.items()} if taught else {}),
     }
 
 
@@ -188,6 +194,7 @@ def _beir(folder: Path, options: PackOptions, written: "WrittenIds") -> Iterator
                     judged.write(f"{pair}\t1\n".encode())
             dropped["answers"] += len(row.question.answers)
             dropped["relevances"] += len(row.relevance or ())
+            dropped["scores of a teacher"] += sum(passage.teacher is not None for passage in row.positives)
             dropped["negatives"] += len(row.negatives)
             dropped["hard negatives"] += len(row.hard_negatives)
             return new

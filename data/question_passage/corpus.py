@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 
 from dyad.data.base.errors import BadRow, ConfigError, DataError
-from dyad.data.question_passage.formats import named, passage_of
+from dyad.data.question_passage.fields import named
+from dyad.data.question_passage.formats import passage_of
 from dyad.data.question_passage.passages import InlinePassages, Passage
 from dyad.data.shards.content_keys import Int64s, hash_ids
 from dyad.data.shards.index_cache import cached_array

@@ -119,13 +119,38 @@ class QuestionPassage:
             sample_ids=torch.tensor([one.i for one in drawn]),
             x_keys=torch.tensor([one.question.key for one in drawn]),
             y_keys=torch.tensor([one.positive.key for one in drawn]),
-            extra=_extra(y[len(drawn) :], extra, self.tokenize, _relevance(drawn, 1, None)) if may_have_extra else None,
+            extra=self._extra(y[len(drawn) :], extra, _relevance(drawn, 1, None)) if may_have_extra else None,
             known_positives=KnownPositives(*torch.tensor(known, dtype=torch.int64).reshape(-1, 2).unbind(1)),
             bad=bad,
             x_lengths=lengths_by(self.tokenize, x),
             y_lengths=lengths_by(self.tokenize, y[: len(drawn)]),
             relevance=_relevance(drawn, 0, 1),
+            teacher=self._scores([one.positive for one in drawn]),
         )
+
+    def _extra(self, y: Tensor, entries: list[tuple[int, Passage, bool]], relevance: Tensor | None) -> Extra:
+        """Return k further passages of a batch: hard negatives, and positives beyond the one drawn for each row. k may
+        be 0.
+
+        y (k, L): tokens of the passages, L the number of tokens of the longest. entries: for each passage, the index of
+        its row in the batch, the passage, and whether it is a positive of this row. relevance (k,): weight of each
+        passage as a positive; None: data.relevance is not set.
+        """
+        return Extra(
+            y=y,
+            row=torch.tensor([row for row, _, _ in entries], dtype=torch.int64),
+            keys=torch.tensor([passage.key for _, passage, _ in entries], dtype=torch.int64),
+            positive=torch.tensor([positive for _, _, positive in entries], dtype=torch.bool),
+            lengths=lengths_by(self.tokenize, y),
+            relevance=relevance,
+            teacher=self._scores([passage for _, passage, _ in entries]),
+        )
+
+    def _scores(self, passages: Sequence[Passage]) -> Tensor | None:
+        """Return the teacher's scores of k passages, (k,) float32; None if data.teacher is not set."""
+        if self.config.teacher is None:
+            return None
+        return torch.tensor([passage.teacher for passage in passages], dtype=torch.float32)
 
     def inputs(self, drawn: Sequence[DrawnRow], passages: Sequence[tuple[int, Passage]]) -> tuple[Tensor, Tensor]:
         """Return the inputs of both towers: tokens of the b questions, int64 (b, L), and of the n passages, int64 (n,
@@ -177,26 +202,6 @@ def _relevance(drawn: Sequence[DrawnRow], start: int, stop: int | None) -> Tenso
     float tensor; None if data.relevance is not set."""
     parts = [one.relevance[start:stop] for one in drawn if one.relevance is not None]
     return torch.tensor([weight for part in parts for weight in part]) if parts else None
-
-
-def _extra(
-    y: Tensor, entries: list[tuple[int, Passage, bool]], tokenize: TokenizeTexts, relevance: Tensor | None
-) -> Extra:
-    """Return k further passages of a batch: hard negatives, and positives beyond the one drawn for each row. k may
-    be 0.
-
-    y (k, L): tokens of the passages, L the number of tokens of the longest. entries: for each passage, the index of its
-    row in the batch, the passage, and whether it is a positive of this row. tokenize: the tokenizer that made y.
-    relevance (k,): weight of each passage as a positive; None: data.relevance is not set.
-    """
-    return Extra(
-        y=y,
-        row=torch.tensor([row for row, _, _ in entries], dtype=torch.int64),
-        keys=torch.tensor([passage.key for _, passage, _ in entries], dtype=torch.int64),
-        positive=torch.tensor([positive for _, _, positive in entries], dtype=torch.bool),
-        lengths=lengths_by(tokenize, y),
-        relevance=relevance,
-    )
 
 
 # Evaluation -----------------------------------------------------------------------------------------------------------

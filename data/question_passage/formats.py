@@ -7,36 +7,39 @@ The names of a row's fields determine its format:
 - Tevatron: query_id, query, answers, positive_passages, negative_passages [{docid, title, text}]; with ids:
   query_id, query_text, positive_document_ids, negative_document_ids [str] of data.passage.corpus. These negatives were
   mined, so they are read as hard negatives.
-- FlagEmbedding: query, pos [str], neg [str]; neg are hard negatives. neg_scores and prompt are not read.
+- FlagEmbedding: query, pos [str], neg [str]; neg are hard negatives. prompt is not read.
 - sentence-transformers: anchor and positive, query and answer, … (PAIRS), and perhaps negative, negative_1, negative_2,
   …; each a text or a list of texts, lists also in positives and negatives. An empty negative is left out. With a column
-  score or label the rows are no pairs of equal meaning, and refused, unless data.relevance names it.
+  score or label the rows are no pairs of equal meaning, and refused, unless data.relevance or data.teacher names it.
 - scored candidates (EPR): question, and candidates or ctxs [{title, text, score}]; a greater score is better. The best
   data.passage.pos_pool are positives, the worst data.passage.neg_pool of the others are hard negatives.
 
 A question's id is its field query_id, qid, question_id, id or _id, if it has one. data.relevance names the field with
 the relevance of positives, numbers in (0, 1]. It is a field of each positive if positives are objects with fields; else
 a field of the row: one number for all positives, or a list with one for each, such as FlagEmbedding's pos_scores.
+
+data.teacher names the field with a teacher's score of every passage, a finite number. It is a field of each passage if
+passages are objects with fields; NAME in FlagEmbedding's rows is pos_NAME and neg_NAME; else it is a field of the row:
+a list with one number for each positive, then for each negative, or, with one of each, one number, the score of the
+positive minus that of the negative (sentence-transformers' MarginMSELoss).
 """
 
 import re
-import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import groupby, islice
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
 from typing import Any
 
 from dyad.data.base.errors import BadRow, nearest
 from dyad.data.base.relevance import IfGiven, relevance_of
 from dyad.data.config import PassageConfig
+from dyad.data.question_passage.fields import Fields, finite, id_of, list_of, named, present, text_of, texts_of
 from dyad.data.question_passage.passages import Passage, Question
 
-Fields = Mapping[str, Any]
 QUESTION_IDS = ("query_id", "qid", "question_id", "id", "_id")
 QUESTION_FIELDS = (*QUESTION_IDS, "answers", "metadata")
 PASSAGE_IDS = ("_id", "docid", "id", "psg_id", "passage_id", "pid")
 PASSAGE_FIELDS = (*PASSAGE_IDS, "text", "contents", "title")
-NAMED = 20  # fields that a message lists
 
 
 @dataclass(frozen=True)
@@ -83,37 +86,46 @@ def format_of(fields: Fields) -> QuestionFormat | None:
     return next((f for f in FORMATS if f.question in fields and f.lists(fields, f.positives)), None)
 
 
-def record_of(fields: Fields, config: PassageConfig, relevance: str | None = None) -> Record:
+def record_of(
+    fields: Fields, config: PassageConfig, relevance: str | None = None, teacher: str | None = None
+) -> Record:
     """Convert the fields of a row of any known format to a Record: its question, positives, negatives and hard
     negatives. A question without an id gets the id "".
 
     config: for rows of scored candidates, gives the numbers of positives and hard negatives to take. relevance: name of
     the field with the weight of the positives; None: no weight is read; an IfGiven is read only in rows of the format
-    sentence-transformers that have the field. Raises BadRow for a damaged row, an unknown format, a row without
-    positives, a pair with a score that is not `relevance`, and a positive whose weight is missing or not in (0, 1].
+    sentence-transformers that have the field. teacher: name of the field with a teacher's score of every passage; None:
+    no score is read; an IfGiven is never read. Raises BadRow for a damaged row, an unknown format, a row without
+    positives, a pair with a score that is neither `relevance` nor `teacher`, a positive whose weight is missing or not
+    in (0, 1], and a passage whose score by the teacher is missing or not finite.
     """
     found = format_of(fields)
     if found is None:
         raise unknown_format(fields)
-    if found.read_list is _either and (scored := [name for name in SCORES if name in fields and name != relevance]):
+    named_fields = (relevance, teacher)
+    if found.read_list is _either and (scored := [n for n in SCORES if n in fields and n not in named_fields]):
+        negatives = found.lists(fields, found.hard_negatives)
+        learnt = f". data.teacher={scored[0]} learns a teacher's scores of positives and negatives" if negatives else ""
         raise BadRow(
             "scored pairs",
             f"{found.question}, {found.positives} and a {scored[0]}: training takes pairs that belong together, not "
             f"similarities. Leave out rows of low {scored[0]}, then data.columns=[{found.question},{found.positives}]. "
             f"data.relevance={scored[0]} takes values above 0 and at most 1 as weights: a pair of 0.05 is a weak "
-            "positive, no negative",
+            f"positive, no negative{learnt}",
         )
     if isinstance(relevance, IfGiven) and (found.read_list is not _either or relevance not in fields):
         relevance = None
     text = _not_blank(text_of(fields[found.question], found.question), found.question)
     if found.name == "DPR":
         text = text.replace("’", "'")
-    question_id = _id(fields, QUESTION_IDS, "the row") or ""
-    question = Question(question_id, text, tuple(_texts(fields, "answers")), group_of(fields))
+    question_id = id_of(fields, QUESTION_IDS, "the row") or ""
+    question = Question(question_id, text, tuple(texts_of(fields, "answers")), group_of(fields))
     names = (found.positives, found.negatives, found.hard_negatives)
     lists: tuple[Sequence[Any], ...] = tuple(found.read_list(fields, name) if name else () for name in names)
     if not lists[0]:
         raise BadRow("no positive", f"{found.positives} is empty")
+    if teacher is not None and not isinstance(teacher, IfGiven):
+        lists = _taught(fields, teacher, found, lists)
     told = None if relevance is None else _of_positives(fields, relevance, found, len(lists[0]))
     chosen: Sequence[int] = range(len(lists[0]))
     if "score" in found.passage_fields:
@@ -143,8 +155,8 @@ def answered_of(fields: Fields, answers: str) -> Question:
     name = next((name for name in ("question", "query", "text") if name in fields), None)
     if name is None or not (found := fields.get(answers)):
         raise BadRow("no question with answers", f"its fields are {named(fields)}")
-    texts = [text_of(found, answers)] if isinstance(found, str) else _texts(fields, answers)
-    question_id = _id(fields, QUESTION_IDS, "the row") or ""
+    texts = [text_of(found, answers)] if isinstance(found, str) else texts_of(fields, answers)
+    question_id = id_of(fields, QUESTION_IDS, "the row") or ""
     return Question(question_id, _not_blank(text_of(fields[name], name), name), tuple(texts), group_of(fields))
 
 
@@ -162,7 +174,7 @@ def passage_of(fields: Any, where: str = "the row") -> Passage:
     if name is None:
         raise BadRow("no text", f"{where} has the fields {named(fields)}")
     title = "" if fields.get("title") is None else text_of(fields["title"], f"title of {where}")
-    return Passage(text_of(fields[name], f"{name} of {where}"), title, _id(fields, PASSAGE_IDS, where))
+    return Passage(text_of(fields[name], f"{name} of {where}"), title, id_of(fields, PASSAGE_IDS, where))
 
 
 # ---- fields --------------------------------------------------------------------------------------------------------
@@ -189,54 +201,13 @@ def label_of(fields: Fields, name: str) -> str:
     return str(fields[name])
 
 
-def named(fields: Iterable[str]) -> str:
-    """Join the first NAMED field names as text for a message, with … for further ones; names with control characters
-    are escaped. Returns "none" if there is no name."""
-    names = [short_name(name) for name in islice(fields, NAMED + 1)]
-    return ", ".join([*names[:NAMED], *(["…"] if len(names) > NAMED else [])]) or "none"
-
-
-def short_name(name: str) -> str:
-    """Return a field name for a message: escaped if it has control characters, cut to 80 characters."""
-    return f"{name if name.isprintable() else repr(name):.80}"
-
-
-def text_of(value: Any, where: str) -> str:
-    """Return `value`, the content of a field. Raises BadRow when it is no text or no valid Unicode. where: location of
-    the field, for the message."""
-    if not isinstance(value, str):
-        raise BadRow("no text", f"{where} is {value!r:.80}")
-    try:
-        value.encode()
-    except UnicodeEncodeError as error:
-        raise BadRow("no Unicode text", f"{where} has half a surrogate pair at {error.start}") from None
-    return value
-
-
-def _list(fields: Fields, name: str) -> list[Any]:
-    """Return the list in the field `name`; an empty one when the field is missing or null. Raises BadRow for any other
-    value."""
-    value = fields.get(name)
-    if value is None:
-        return []
-    if isinstance(value, str):
-        raise BadRow("a text where a list belongs", f"{name} is {value!r:.80}; write [{value!r:.20}…]")
-    if not isinstance(value, list):
-        raise BadRow("no list", f"{name} is {value!r:.80}")
-    return value
-
-
-def _texts(fields: Fields, name: str) -> list[str]:
-    return [text_of(value, f"{name}[{i}]") for i, value in enumerate(_list(fields, name))]
-
-
 def _passages(fields: Fields, name: str) -> list[Passage]:
-    entries = ((entry, f"{name}[{i}]") for i, entry in enumerate(_list(fields, name)))
+    entries = ((entry, f"{name}[{i}]") for i, entry in enumerate(list_of(fields, name)))
     return [_not_empty(passage_of(entry, where), where) for entry, where in entries]
 
 
 def _passage_texts(fields: Fields, name: str) -> list[Passage]:
-    return [_not_empty(Passage(text), f"{name}[{i}]") for i, text in enumerate(_texts(fields, name))]
+    return [_not_empty(Passage(text), f"{name}[{i}]") for i, text in enumerate(texts_of(fields, name))]
 
 
 def _numbered(fields: Fields, name: str) -> list[str]:
@@ -252,7 +223,7 @@ def _either(fields: Fields, name: str) -> list[Passage]:
     found = []
     for field in _numbered(fields, name):
         value = fields[field]
-        texts = _texts(fields, field) if isinstance(value, list) else [] if value is None else [text_of(value, field)]
+        texts = texts_of(fields, field) if isinstance(value, list) else [] if value is None else [text_of(value, field)]
         found += [Passage(text) for text in texts if text.strip()]
     return found
 
@@ -264,23 +235,7 @@ def _not_empty(passage: Passage, where: str) -> Passage:
 
 
 def _ids(fields: Fields, name: str) -> list[str]:
-    return [_id({"id": value}, ("id",), f"{name}[{i}]") or "" for i, value in enumerate(_list(fields, name))]
-
-
-def _id(fields: Fields, names: Sequence[str], where: str) -> str | None:
-    """Return the id in a row as text: the value of the first field of `names` that is neither missing nor null; None
-    when all these fields are missing or null.
-
-    where: location of the row, for the message. Raises BadRow when the value is neither a whole number nor a non-empty
-    text.
-    """
-    name = next((name for name in names if fields.get(name) is not None), None)
-    if name is None:
-        return None
-    value = fields[name]
-    if isinstance(value, bool) or not isinstance(value, str | int) or value == "":
-        raise BadRow("no id", f"{name} of {where} is {value!r:.80}, neither a text nor a whole number")
-    return text_of(str(value), f"{name} of {where}")
+    return [id_of({"id": value}, ("id",), f"{name}[{i}]") or "" for i, value in enumerate(list_of(fields, name))]
 
 
 def _of_positives(fields: Fields, name: str, found: QuestionFormat, count: int) -> list[tuple[Any, str]]:
@@ -291,9 +246,8 @@ def _of_positives(fields: Fields, name: str, found: QuestionFormat, count: int) 
     length.
     """
     if found.read_list is _passages:
-        entries = [(entry, f"{found.positives}[{i}]") for i, entry in enumerate(_list(fields, found.positives))]
-        return [(_present(entry, name, where), f"{name} of {where}") for entry, where in entries]
-    value = _present(fields, name, "the row")
+        return _of_passages(fields, found.positives, name, "no relevance")
+    value = present(fields, name, "the row", "no relevance")
     if not isinstance(value, list):
         return [(value, name)] * count
     if len(value) != count:
@@ -301,17 +255,60 @@ def _of_positives(fields: Fields, name: str, found: QuestionFormat, count: int) 
     return [(each, f"{name}[{i}]") for i, each in enumerate(value)]
 
 
-def _present(fields: Fields, name: str, where: str) -> Any:
-    if name not in fields:
-        raise BadRow("no relevance", f"{where} has no '{name}'.{nearest(name, fields)} Its fields are {named(fields)}")
-    return fields[name]
+def _taught(fields: Fields, name: str, found: QuestionFormat, lists: Sequence[Any]) -> tuple[list[Passage], ...]:
+    """Return the positives, negatives and hard negatives of a row, `lists`, each passage with its score by a teacher.
+
+    name: the setting data.teacher. Raises BadRow when a score is missing or no finite number.
+    """
+    names, counts = (found.positives, found.negatives, found.hard_negatives), [*map(len, lists)]
+    if found.read_list is _ids:
+        raise BadRow(NO_SCORE, f"{found.positives} names passages by id; scores are read beside texts")
+    if found.read_list is _passages:
+        scores = [_of_passages(fields, own, name, NO_SCORE) if own else [] for own in names]
+    elif found.read_list is _passage_texts:
+        scores = [
+            _of_texts(fields, f"{own}_{name}", [count]) if own else [] for own, count in zip(names, counts, strict=True)
+        ]
+    else:
+        told = _of_texts(fields, name, counts)
+        scores = [told[: counts[0]], [], told[counts[0] :]]
+    pairs = zip(lists, scores, strict=True)
+    return tuple([replace(p, teacher=finite(*s)) for p, s in zip(*each, strict=True)] for each in pairs)
+
+
+def teacher_fields(teacher: str | None) -> tuple[str, ...]:
+    """Return the names of the fields that a row of any format may have for the setting data.teacher; () for None."""
+    return () if teacher is None else (teacher, f"pos_{teacher}", f"neg_{teacher}")
+
+
+def _of_texts(fields: Fields, name: str, counts: Sequence[int]) -> list[tuple[Any, str]]:
+    """Return the values in the field `name` of a row, one for each of its texts, and their locations for messages.
+
+    counts: the numbers of texts in each list of the row. One number is the difference of two texts' values, of which
+    the second then is 0. Raises BadRow when the field is missing or has another number of values.
+    """
+    value, count = present(fields, name, "the row", NO_SCORE), sum(counts)
+    if not isinstance(value, list):
+        if [c for c in counts if c] != [1, 1]:
+            raise BadRow(NO_SCORE, f"{name} is {value!r:.80}, and there are {count} texts: give a list of their scores")
+        return [(value, name), (0.0, name)]
+    if len(value) != count:
+        raise BadRow(NO_SCORE, f"{name} has {len(value)} values for {count} texts")
+    return [(each, f"{name}[{i}]") for i, each in enumerate(value)]
+
+
+def _of_passages(fields: Fields, passages: str, name: str, kind: str) -> list[tuple[Any, str]]:
+    """Return the field `name` of each passage of the list in the field `passages` of a row, and its location. Raises
+    BadRow of the kind `kind` for a passage without it."""
+    entries = [(entry, f"{passages}[{i}]") for i, entry in enumerate(list_of(fields, passages))]
+    return [(present(entry, name, where, kind), f"{name} of {where}") for entry, where in entries]
 
 
 def _pools(fields: Fields, name: str, config: PassageConfig) -> tuple[list[int], list[int]]:
     """Choose positives and hard negatives by score from the list of candidates in the field `name`. Return the
     positions of the config.pos_pool best candidates, and those of the config.neg_pool worst of the others, both by
     descending score. Raises BadRow for a candidate without a usable score."""
-    scores = [_score(entry, f"{name}[{i}]") for i, entry in enumerate(_list(fields, name))]
+    scores = [_score(entry, f"{name}[{i}]") for i, entry in enumerate(list_of(fields, name))]
     best = sorted(range(len(scores)), key=lambda i: -scores[i])  # stable: of equal scores the first is better
     return best[: config.pos_pool], best[config.pos_pool :][-config.neg_pool :]
 
@@ -322,15 +319,12 @@ def _score(entry: Any, where: str) -> float:
     Raises BadRow when the score is no finite number, and when the entry has a field has_answer: the candidates are then
     results of a retriever, whose scores do not tell which passage is right.
     """
-    score = entry.get("score")
     if "has_answer" in entry:
         raise BadRow("results of a retriever", f"{where} has has_answer; scores do not say which passage is right")
-    # the comparison is also exact for whole numbers that are too large for a float, and False for NaN
-    if isinstance(score, bool) or not isinstance(score, int | float) or not abs(score) <= sys.float_info.max:
-        raise BadRow("no score", f"score of {where} is {score!r:.80}, no finite number")
-    return float(score)
+    return finite(entry.get("score"), f"score of {where}")
 
 
+NO_SCORE = "no score"  # kind of a BadRow
 SCORES = ("score", "scores", "label", "labels", "similarity_score")
 PAIRS = (
     *(("anchor", "positive"), ("query", "positive"), ("question", "positive"), ("query", "answer")),

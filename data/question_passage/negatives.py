@@ -14,7 +14,7 @@ from dyad.data.base.errors import ConfigError, DataError
 from dyad.data.config import NegativeList, NegativesConfig
 from dyad.data.loading.negatives import distinct, is_text, open_mined, sample
 from dyad.data.question_passage.corpus import Corpus, CorpusPassages, find_hashes, unique_order
-from dyad.data.question_passage.formats import named
+from dyad.data.question_passage.fields import named
 from dyad.data.question_passage.passages import InlinePassages, Passage
 from dyad.data.question_passage.questions import QuestionRow, QuestionRows
 from dyad.data.shards.content_keys import Int64s, hash_ids

@@ -99,10 +99,15 @@ def open_questions(value: str | Sequence[str], config: DataConfig, key: str = "d
 
     def opened(path: str) -> QuestionSource:
         if is_beir(path):
+            if config.teacher is not None:
+                raise ConfigError(
+                    f"data.teacher={config.teacher}: {key}={path} is a folder of judgements, without scores of a "
+                    "teacher. Give rows with positives and negatives"
+                )
             graded = config.relevance is not None
             return BeirQuestions(local_path(path), config.question.split, shared, key, graded)
         rows = open_rows(files_of([path], key, SUFFIXES, prepared))
-        return RowQuestions(rows, config.passage, shared, config.relevance)
+        return RowQuestions(rows, config.passage, shared, config.relevance, config.teacher)
 
     rows = QuestionRows([opened(source.path) for source in written], written, shared)
     for line in filter(None, (source.left_out for source in rows.sources)):
@@ -111,7 +116,7 @@ def open_questions(value: str | Sequence[str], config: DataConfig, key: str = "d
 
 
 def _row_check(config: DataConfig) -> Callable[[dict[str, Any]], object]:
-    return lambda fields: record_of(fields, config.passage, config.relevance)
+    return lambda fields: record_of(fields, config.passage, config.relevance, config.teacher)
 
 
 def is_beir(path: str) -> bool:
@@ -190,14 +195,21 @@ class RowQuestions:
 
     A question without an id gets the name of its content key as id, as `python -m data pack` does, so the id does not
     depend on the name or folder of the file. columns, int64 (4, n), memory-mapped: two rows with the 128-bit hash of
-    each question's id, one with the number of bytes of its text, one with the hash of its text. relevance: the setting
-    data.relevance.
+    each question's id, one with the number of bytes of its text, one with the hash of its text. relevance, teacher: the
+    settings data.relevance and data.teacher.
     """
 
     left_out = ""
 
-    def __init__(self, rows: Rows, config: PassageConfig, corpus: Corpus | None, relevance: str | None = None) -> None:
-        self.rows, self.config, self.corpus, self.relevance = rows, config, corpus, relevance
+    def __init__(
+        self,
+        rows: Rows,
+        config: PassageConfig,
+        corpus: Corpus | None,
+        relevance: str | None = None,
+        teacher: str | None = None,
+    ) -> None:
+        self.rows, self.config, self.corpus, self.relevance, self.teacher = rows, config, corpus, relevance, teacher
         state = [FORMAT, rows.fingerprint, corpus.fingerprint if corpus else ""]
         self.fingerprint = json_digest(state)
         self.files = file_entries(rows.shards.indexes)
@@ -205,6 +217,7 @@ class RowQuestions:
         self.paths = rows.files
         # the type of `relevance`, str or IfGiven, says whether rows may lack it
         checked = [COLUMNS, *state, *([] if relevance is None else [f"{type(relevance).__name__} {relevance}"])]
+        checked += [] if teacher is None else [f"teacher {teacher}"]
         self._mapped = cached_array(rows.files, "questions", others, checked, self._columns)
 
     def __len__(self) -> int:
@@ -230,10 +243,11 @@ class RowQuestions:
 
     def _record(self, i: int) -> Record:
         try:
-            record = record_of(self.rows.fields(i), self.config, self.relevance)
+            record = record_of(self.rows.fields(i), self.config, self.relevance, self.teacher)
         except BadRow as error:
             file = shlex.quote(self.rows.shards.locate(i)[0].path)
-            key = "" if self.relevance is None else f" relevance={shlex.quote(self.relevance)}"
+            told = {"relevance": self.relevance, "teacher": self.teacher}
+            key = "".join(f" {name}={shlex.quote(value)}" for name, value in told.items() if value is not None)
             hint = (
                 f"Rows like this one are left out by: python -m data pack {file} out=packed to=dpr{key} on_error=skip"
             )

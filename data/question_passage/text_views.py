@@ -19,10 +19,11 @@ from dyad.data.image_text.dataset import Tokenize
 from dyad.data.image_text.items import Captions, LabelledSet
 from dyad.data.loading.class_batches import ClassNumbers
 from dyad.data.loading.replacement import Replacements, check_any
-from dyad.data.question_passage import formats
+from dyad.data.question_passage import fields as row_fields
 from dyad.data.question_passage.corpus import corpus_of
 from dyad.data.question_passage.dataset import TokenizeTexts, tokens
-from dyad.data.question_passage.formats import Fields, label_of, passage_of
+from dyad.data.question_passage.fields import Fields
+from dyad.data.question_passage.formats import label_of, passage_of
 from dyad.data.question_passage.passages import Passage
 from dyad.data.shards.content_keys import content_key
 from dyad.data.shards.rows import SUFFIXES, Rows
@@ -119,7 +120,7 @@ def text_tokens(
 
 def plain_text(fields: Fields) -> str:
     """Return the text in the field "text" of a row. Raises BadRow if the field is missing or is no text."""
-    return formats.text_of(fields.get("text"), "'text'")
+    return row_fields.text_of(fields.get("text"), "'text'")
 
 
 def titled_text(fields: Fields) -> str:

@@ -32,7 +32,7 @@ class TableOptions:
     template: converts a label to a caption, as "a photo of a {}"; None: no conversion. max_pixels: images of more
     pixels are refused. prefix: begins the names of these options in messages, such as "data.". caption_per: what is one
     caption in a column txt and in .txt files, a line or a paragraph. captioned: whether images without captions are
-    refused. relevance: a column that is kept beside `columns` in tables of texts; None: no such column."""
+    refused. relevance, teacher: columns that are kept beside `columns` in tables of texts; None: no such column."""
 
     columns: Sequence[str] = ()
     template: str | None = None
@@ -41,6 +41,7 @@ class TableOptions:
     caption_per: CaptionPer = CaptionPer.paragraph
     captioned: bool = False
     relevance: str | None = None
+    teacher: str | None = None
 
     def checked(self, table: Table) -> "TableOptions":
         """Return these options; raise ConfigError when the table lacks a column that they name."""
@@ -56,8 +57,9 @@ class TableOptions:
         """Return these options as words of a command line of `python -m data`."""
         columns = [f"columns=[{','.join(self.columns)}]"] if self.columns else []
         per = [] if self.caption_per is CaptionPer.paragraph else [f"caption_per={self.caption_per.value}"]
-        relevance = [] if self.relevance is None else [f"relevance={self.relevance}"]
-        return [*columns, *([] if self.template is None else [f"template={self.template}"]), *per, *relevance]
+        fields = {"relevance": self.relevance, "teacher": self.teacher}
+        told = [f"{name}={field}" for name, field in fields.items() if field is not None]
+        return [*columns, *([] if self.template is None else [f"template={self.template}"]), *per, *told]
 
 
 def image_column(table: Table, columns: Sequence[str] = ()) -> str | None:

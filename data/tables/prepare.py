@@ -39,7 +39,7 @@ T = TypeVar("T")
 def table_options(config: DataConfig, captioned: bool = False) -> TableOptions:
     """Return the options for tables in a configuration. captioned: whether images without captions are refused."""
     chosen = config.columns, config.template, config.max_image_pixels
-    return TableOptions(*chosen, "data.", config.caption_per, captioned, config.relevance)
+    return TableOptions(*chosen, "data.", config.caption_per, captioned, config.relevance, config.teacher)
 
 
 def checked_tables(options: TableOptions, check_row: CheckRow = id) -> Tables:
@@ -75,19 +75,19 @@ def prepared_tables(options: TableOptions, check_row: CheckRow = id) -> Tables:
 
 def named_texts(fields: Fields, options: TableOptions) -> Fields:
     """Return the fields of a row of texts. If the user named columns, they are renamed to anchor, positive, negative,
-    negative_1, …, and all other columns except options.relevance are left out."""
+    negative_1, …, and all other columns except options.relevance and options.teacher are left out."""
     if not options.columns:
         return fields
     names = [*ROLES, *(f"{ROLES[-1]}_{i}" for i in range(1, len(options.columns)))]
     chosen = {name: fields.get(column) for name, column in zip(names, options.columns, strict=False)}
-    return chosen | {name: value for name, value in fields.items() if name == options.relevance}
+    return chosen | {name: value for name, value in fields.items() if name in (options.relevance, options.teacher)}
 
 
 def _prepared(table: Table, options: TableOptions, check_row: CheckRow) -> str:
     """Return the path of the shard made of a table. Convert the table now if the cache has no such shard. Errors as of
     `prepared_tables`."""
     if images := image_table(table, options):  # rows without captions are kept: training replaces such samples
-        options = replace(options, relevance=None)  # a sample keeps all columns
+        options = replace(options, relevance=None, teacher=None)  # a sample keeps all columns
         images = replace(images, options=replace(options, captioned=False))
     chosen = hashlib.sha256(json.dumps([FORMAT, *options.words(), options.max_pixels]).encode()).hexdigest()[:8]
     name = f"{shard_name(os.path.normpath(table.path) if table.folder is not None else table.path)}.{chosen}"

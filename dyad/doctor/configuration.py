@@ -205,7 +205,7 @@ def _check_row(fields: dict[str, Any], where: str, config: TrainConfig) -> bool:
         elif QUERIES in where:
             query_of(fields)
         else:
-            record = record_of(fields, config.data.passage, config.data.relevance)
+            record = record_of(fields, config.data.passage, config.data.relevance, config.data.teacher)
             return any(getattr(record, name, ()) for name in config.data.negatives.lists)
     except BadRow as bad:
         raise DataError(f"{where}: {bad}") from bad

@@ -246,7 +246,8 @@ def training_command(config: TrainConfig, run: Path, mined: Path, corpus: str | 
         lists = [NegativeList.mined, *(each for each in own.lists if own.per_row and each is not NegativeList.mined)]
         negatives = replace(own, lists=lists, picture_file=str(mined), pictures=1)
     else:
-        takes, other = "negatives" in OBJECTIVES[config.objective.name].takes, "info_nce"
+        options = OBJECTIVES[config.objective.name]
+        takes, other = "negatives" in options.takes and options.inputs == "pairs", "info_nce"  # no teacher scored them
         negatives = replace(own, lists=[NegativeList.mined], file=str(mined), per_row=1)
     if not negatives.refresh_every:
         negatives = replace(negatives, mining=MiningConfig())
@@ -255,7 +256,7 @@ def training_command(config: TrainConfig, run: Path, mined: Path, corpus: str | 
         config,
         init_from=str(run),
         objective=config.objective if takes else OBJECTIVES[other](),
-        data=replace(config.data, negatives=negatives, passage=passage),
+        data=replace(config.data, negatives=negatives, passage=passage, teacher=None),
         run=replace(config.run, name=None),
         resume=ResumeConfig(),
     )

@@ -148,6 +148,8 @@ def random_batch(config: TrainConfig, b: int, W: int, D: int) -> Batch:
         number = torch.arange(further)
         row = number * b // further
         batch.extra = Extra(y[row], row, b + number, torch.zeros(further, dtype=torch.bool))
+        if config.data.teacher is not None:
+            batch.extra.teacher, batch.teacher = torch.zeros(further), torch.zeros(b)
         if config.objective.draws:
             batch.extra.log_q, batch.y_log_q = torch.zeros(further), torch.zeros(b)
     if images := b * config.data.negatives.pictures:

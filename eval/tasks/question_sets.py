@@ -105,7 +105,7 @@ def open_beir(target: str, config: DataConfig) -> QuestionSet:
     """
     folder, split = check_beir(target)
     passage, question = replace(config.passage, corpus=None), replace(config.question, split=split)
-    own = replace(config, question=question, passage=passage, relevance=None)
+    own = replace(config, question=question, passage=passage, relevance=None, teacher=None)
     rows = open_questions(str(folder), own, KEY)
     questions = [rows.question(i) for i in range(len(rows))]
     path = qrels_file(str(folder), split, KEY)
@@ -150,7 +150,7 @@ def check_dpr(target: Any, config: DataConfig, key: str = "dpr") -> tuple[Any, s
     """
     if not isinstance(target, str) or not Path(target).expanduser().is_dir() or tables_of(target, ()):
         if not is_answers_table(target, config.columns):
-            named_files(target, replace(config, relevance=if_given(config.relevance)), key)
+            named_files(target, _for_evaluation(config), key)
         return target, None
     if names_beir(target):
         raise ConfigError(f"dpr:{target} is a BEIR folder: write beir:{target}")
@@ -182,7 +182,7 @@ def open_dpr(target: Any, config: DataConfig) -> QuestionSet:
                 "data.passage.corpus"
             )
         return QuestionSet(list(read_answers_table(Path(source).expanduser())), {}, corpus).checked(f"dpr:{target}")
-    own = replace(config, passage=replace(config.passage, corpus=passages), relevance=if_given(config.relevance))
+    own = replace(_for_evaluation(config), passage=replace(config.passage, corpus=passages))
     rows = open_questions(source, own, KEY)
     questions: dict[str, Question] = {}
     right: dict[str, list[int]] = {}  # rows with the same id are one question
@@ -260,3 +260,8 @@ class RowPassages:
 
 def _all(row: QuestionRow) -> list[Passage]:
     return [*row.positives, *row.negatives, *row.hard_negatives]
+
+
+def _for_evaluation(config: DataConfig) -> DataConfig:
+    """Return the data options with which rows may lack the fields data.relevance and data.teacher of training."""
+    return replace(config, relevance=if_given(config.relevance), teacher=if_given(config.teacher))

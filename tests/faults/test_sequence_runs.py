@@ -33,7 +33,7 @@ MODEL = {
 NEXT = {"objective": "nce", "objective.noise": "unigram", "objective.k": 32}
 CPC = {"objective": "cpc", "objective.horizons": 2, "model.context.embed_dim": 5, "model.context.kind": "transformer"}
 FRAMES = {**CPC, "data.items": "frames"}
-NAMES = sorted(name for name in OBJECTIVES if name not in ("partial_auc", "epr", "nll"))
+NAMES = sorted(name for name, of in OBJECTIVES.items() if of.inputs in ("pairs", "sequences") and name != "epr")
 FORMULAS = [*{OBJECTIVES[name].formula: name for name in NAMES}.values()]
 
 

@@ -88,11 +88,13 @@ def cases() -> list[Case]:
     wrong += [Case(name, {"duplicates": "mask"}, ("wrong", "keys")) for name in ("siglip", "binary_nce")]
     wrong += [Case("clip", {"candidates": "list", "partition": "mean"}, ("wrong", "further"))]
     nested = [Case(name, {"matryoshka": [1, 2]}, ("further", "keys")) for name in ("clip", "dpr", "siglip")]
+    nested += [Case("distill_kl", {"matryoshka": [2], "contrastive": 0.5, "duplicates": "mask"}, (*TAUGHT, "keys"))]
     return [*plain, *relations, *several, *importance, *drawn, ball, *hard, *right, *weighed, *wrong, *nested]
 
 
 EVERYTHING = ("further", "listed", "excluded", "keys")
-OTHERS = {"cpc": ("lengths",)}  # entries that are not plain pairs
+TAUGHT = ("further", "teacher")
+OTHERS = {"cpc": ("lengths",), "distill_kl": TAUGHT, "margin_mse": TAUGHT}  # entries that are not plain pairs
 OWN_PAIRS = "simclr sogclr isogclr fastclip_v3 nuclr spectral spectral_alternating pca_penalty vicreg nll".split()
 RELEVANCE, OF_FURTHER, OF_LISTED = (torch.linspace(0.05, 1.0, n, dtype=torch.float64) for n in (B, 7, 10))
 SHAPES: dict[str, tuple[int, ...]] = {"cpc": (B, 4, D), "partial_auc": (B, 1)}
@@ -145,6 +147,11 @@ class Part:
 
     def _further_relevance(self) -> None:
         self.given["negatives"] = replace(self.given["negatives"], relevance_k=OF_FURTHER[self.further])
+
+    def _teacher(self) -> None:
+        self.given["teacher"] = numbers(B, seed=8)[self.rows]
+        scores_k = numbers(len(FURTHER_ROWS), seed=9)[self.further]
+        self.given["negatives"] = replace(self.given["negatives"], teacher_k=scores_k)
 
     def _listed_relevance(self) -> None:
         own = [place for place, (i, _) in enumerate(LISTED) if i in self.rows]

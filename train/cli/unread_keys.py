@@ -55,7 +55,7 @@ READ_ONLY_WITH = {
     "task=labelled": "model.classes data.label data.classes data.rare",
     "data.rare=CLASS": "data.rare_per_batch",
     "data.rare=null": "model.classes data.classes eval.index model.embed_dim",
-    "task=question_passage": "model.shared data.negatives.refresh_every",
+    "task=question_passage": "data.teacher model.shared data.negatives.refresh_every",
     "task=question_passage or language_model": "data.passage.corpus data.passage.positives data.passage.pos_pool "
     "data.passage.neg_pool",
     NO_IMAGES: "data.question. data.passage. eval.answers eval.embedding",

@@ -45,7 +45,7 @@ ADDED = {
     "model.head_width": None,
     "data.items": "pictures",
     "data.label": "cls",
-    **dict.fromkeys(("data.classes", "data.rare", "data.relevance"), None),
+    **dict.fromkeys(("data.classes", "data.rare", "data.relevance", "data.teacher"), None),
     "data.rare_per_batch": 8,
     "model.classes": "learnt",
     "data.augment.jitter": [0.0, 0.0, 0.0, 0.0],

@@ -132,13 +132,13 @@ def separated(y_nD: Tensor, columns: int, extra: Extra | None) -> tuple[Tensor, 
     y_nD: embeddings of the columns, then of the extra items; n = m + k. columns: m. extra: the extra items of the batch
     (such as mined negatives), None on all ranks or on none; k may be 0 on some ranks. Returns the (m, D) embeddings of
     the columns, and Columns: the (k, D) embeddings of the extra items, with the row that each belongs to, its content
-    key, whether it is a positive, log q where it was drawn, and its relevance. The second result is None if `extra` is
-    None.
+    key, whether it is a positive, log q where it was drawn, its relevance and its score by a teacher. The second result
+    is None if `extra` is None.
     """
     if extra is None:
         return y_nD, None
     y_mD, extra_kD = y_nD.split([columns, len(y_nD) - columns])
-    return y_mD, Columns(extra_kD, extra.row, extra.keys, extra.positive, extra.log_q, extra.relevance)
+    return y_mD, Columns(extra_kD, extra.row, extra.keys, extra.positive, extra.log_q, extra.relevance, extra.teacher)
 
 
 def separated_x(x_nD: Tensor, rows: int, extra: ExtraX | None) -> tuple[Tensor, XNegatives | None]:

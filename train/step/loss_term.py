@@ -182,6 +182,8 @@ class LossTerm:
             related["importance"] = batch.y_log_q
         if batch.relevance is not None:
             related["relevance"] = batch.relevance
+        if batch.teacher is not None:
+            related["teacher"] = batch.teacher
         if batch.x_places is not None and "lengths" in self.objective.takes:
             related["lengths"] = torch.from_numpy(sizes_of(batch.x_places))
         if batch.positives is not None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -25,16 +24,6 @@ from dyad.train.distributed.world import World
 
 
 @pytest.fixture(scope="module")
-def bert(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Without dropout, which draws anew for each number of processes."""
-    folder = shutil.copytree(models / "bert", tmp_path_factory.mktemp("exact") / "bert")
-    config = json.loads((folder / "config.json").read_text())
-    config |= {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
-    (folder / "config.json").write_text(json.dumps(config))
-    return folder
-
-
-@pytest.fixture(scope="module")
 def graded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with judgements of the grades 1 to 3."""
     topics = write_topics(tmp_path_factory.mktemp("graded") / "topics")
@@ -46,38 +35,38 @@ def graded(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_same_losses_on_any_number_of_processes(
-    commands: Commands, bert: Path, graded: Path, tmp_path: Path
+    commands: Commands, exact_bert: Path, graded: Path, tmp_path: Path
 ) -> None:
     """Of own and further positives. The grades matter, and enter the name of a run."""
     runs, chosen = tmp_path / "runs", {"data.passage.positives": "all", "steps": 3, "tracking.report": "false"}
     keys = {**chosen, "data.relevance": "score"}
     for size, name, more in ((1, "one", {}), (2, "two", {"chunk_size": 2})):
-        told = arguments(bert, graded, runs, {**keys, "run.name": name, **more})
+        told = arguments(exact_bert, graded, runs, {**keys, "run.name": name, **more})
         ended = commands.world(size, *told)
         assert [e.code for e in ended] == [0] * size, ended
     assert losses(runs / "two") == pytest.approx(losses(runs / "one"), abs=1e-6)
-    ended = commands.run(*arguments(bert, graded, runs, chosen))
+    ended = commands.run(*arguments(exact_bert, graded, runs, chosen))
     assert ended.code == 0, ended.out
     (unnamed,) = {*runs.iterdir()} - {runs / "one", runs / "two"}
     assert abs(losses(unnamed)[0] - losses(runs / "one")[0]) > 0.1
-    refused(commands.run(*arguments(bert, graded, runs, {**chosen, "run.name": "one"})), 2, "data.relevance")
+    refused(commands.run(*arguments(exact_bert, graded, runs, {**chosen, "run.name": "one"})), 2, "data.relevance")
 
 
-def test_no_run_folder_where_it_is_refused(commands: Commands, bert: Path, graded: Path, tmp_path: Path) -> None:
+def test_no_run_folder_where_it_is_refused(commands: Commands, exact_bert: Path, graded: Path, tmp_path: Path) -> None:
     lines = tmp_path / "pairs.jsonl"
     rows = [{"anchor": f"a {n}", "positive": f"b {n}", "score": n / 8} for n in range(9)]
     lines.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     keys = {"data.relevance": "score", "data.train": lines}
-    told = arguments(bert, graded, tmp_path / "runs", keys)
+    told = arguments(exact_bert, graded, tmp_path / "runs", keys)
     refused(commands.run(*told), 3, "pairs.jsonl", "line 1", "score", "0.0", "relevance=score on_error=skip")
-    told = arguments(bert, graded, tmp_path / "runs", {**keys, "objective.positives": "merge"})
+    told = arguments(exact_bert, graded, tmp_path / "runs", {**keys, "objective.positives": "merge"})
     refused(commands.run(*told), 2, "objective.positives=merge", "each", "exclude")
     assert not (tmp_path / "runs").exists()
     packed = ["data", "pack", str(lines), f"out={tmp_path / 'packed'}", "to=dpr", "relevance=score", "on_error=skip"]
     done = commands.run(*packed)
     assert done.code == 0 and 'data.relevance="relevance"' in done.out.replace("'", ""), done.out
     keys = {"data.relevance": "relevance", "data.train": tmp_path / "packed" / "train.json", "steps": 1}
-    ended = commands.run(*arguments(bert, graded, tmp_path / "runs", keys))
+    ended = commands.run(*arguments(exact_bert, graded, tmp_path / "runs", keys))
     assert ended.code == 0, ended.out
 
 

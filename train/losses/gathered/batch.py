@@ -40,7 +40,8 @@ class Columns:
     for equal items; needed if the objective compares keys of y. positive_k (k,) bool: True for a further positive of
     the row, False for a hard negative; None: all are hard negatives. importance_k (k,) float: log q of each item, with
     q the density from which it was drawn; only for objectives that take `importance`. relevance_k (k,) float: weight in
-    (0, 1] of each further positive, not read for negatives; None: all 1.
+    (0, 1] of each further positive, not read for negatives; None: all 1. teacher_k (k,) float: a teacher's score of
+    each item for its row; only for objectives that take `teacher`.
     """
 
     embeddings_kD: Tensor
@@ -49,6 +50,7 @@ class Columns:
     positive_k: Tensor | None = None
     importance_k: Tensor | None = None
     relevance_k: Tensor | None = None
+    teacher_k: Tensor | None = None
 
     @staticmethod
     def of(negatives: Tensor | Columns) -> Columns:
@@ -76,6 +78,7 @@ class Columns:
         if self.positive_k is not None and self.positive_k.dtype is not torch.bool:
             raise ValueError(f"negatives.positive_k must be bool (k,), not {dtype_name(self.positive_k.dtype)}")
         numbers = {"row_k": row_k, "keys_k": keys_k, "positive_k": self.positive_k, "importance_k": self.importance_k}
+        numbers["teacher_k"] = self.teacher_k
         for name, values_k in numbers.items():
             if values_k is not None and values_k.shape != (count,):
                 raise ValueError(

@@ -87,7 +87,8 @@ class ObjectiveOptions:
     formula: "module:Class" of the objective in train.losses.objectives, which is imported when the objective is built;
     of a plugin, "module:Class" with any module, or the class. takes: the arguments that Objective.forward accepts
     beside embeddings, keys and sample ids; "targets" stands for x_target and y_target. inputs: the kind of x and y:
-    "pairs", "scores" (of positives and of negatives), "sequences" or "log-likelihoods". exact: whether the loss and its
+    "pairs", "scores" (of positives and of negatives), "sequences", "log-likelihoods" or "scored lists" (pairs with
+    further items and a teacher's score of each). exact: whether the loss and its
     gradients are those of the global batch on any number of ranks, which a run checks for a plugin; False for a loss
     that is meant to depend on the number of ranks.
     """
@@ -168,6 +169,9 @@ class ObjectiveOptions:
         """
         if self.inputs != batch.inputs:
             ways = {"scores": "task=labelled data.rare=CLASS", "pairs": "another task, or data.rare=null"}
+            ways |= {"scored lists": "task=question_passage data.teacher=FIELD data.negatives.per_row=N"}
+            if batch.inputs == "scored lists":
+                ways["pairs"] = "objective=distill_kl or margin_mse, or data.teacher=null"
             ways |= {"sequences": "task=sequence", "log-likelihoods": "task=language_model"}
             own = "your own loop: from dyad.train.losses import build_objective"
             yield f"objective={self.name}: takes {self.inputs}, not {batch.inputs}. Use {ways.get(self.inputs, own)}"

@@ -21,6 +21,7 @@ from helpers.reference import close, reference_loss
 from torch import Tensor
 
 from dyad.train.losses import OBJECTIVES, build_objective, objectives
+from dyad.train.losses.gathered.batch import Columns
 from dyad.train.losses.options.choices import Similarity
 
 B, D, SAMPLES = 7, 5, 11
@@ -48,7 +49,14 @@ def numbers(*shape: int, seed: int = 3) -> Tensor:
 IDS, LENGTHS = torch.tensor([3, 1, 10, 0, 5, 8, 6]), torch.tensor([4, 1, 3, 2, 4, 0, 3])
 LOG_Q, WEIGHTS, HARD = numbers(B), numbers(B).sigmoid(), numbers(B, 1, D, seed=5)
 OWN = {"positives": torch.stack([torch.arange(B)] * 2, 1)}
-GIVEN: dict[str, dict[str, Tensor]] = {
+TAUGHT, OF_TEACHER = (torch.arange(B).repeat_interleave(2), numbers(B, 3, seed=6))
+LISTS = {
+    "negatives": Columns(numbers(2 * B, D, seed=5), TAUGHT, teacher_k=OF_TEACHER[:, 1:].flatten()),
+    "teacher": OF_TEACHER[:, 0],
+}
+GIVEN: dict[str, dict[str, Any]] = {
+    "distill_kl": LISTS,
+    "margin_mse": LISTS,
     "epr": {"negatives": HARD},
     "cross_entropy": OWN,
     "listwise_ce": OWN,
@@ -114,6 +122,11 @@ def both(of_side: Callable[..., Tensor], *names: str) -> Formula:
     return loss
 
 
+def of_lists(formula: Callable[..., Tensor], x: Tensor, y: Tensor, o: SimpleNamespace) -> Tensor:
+    lists = torch.cat([y[:, None], LISTS["negatives"].embeddings_kD.view(B, 2, D)], 1)
+    return formula((x[:, None] * lists).sum(2), OF_TEACHER, o.tau, o.teacher_temperature)
+
+
 def vicreg(x: Tensor, y: Tensor, o: SimpleNamespace) -> Tensor:
     return CODE.spectral.vicreg(x, y, o.invariance, o.variance, o.covariance, o.gamma, o.eps)
 
@@ -146,6 +159,8 @@ DENSE: dict[str, Formula] = {
     "pca_penalty": lambda x, y, o: CODE.spectral.pca_penalty(x, y, o.penalty),
     "vicreg": vicreg,
     "nll": lambda x, y, o: CODE.likelihood.nll(x, y, WEIGHTS),
+    "distill_kl": lambda x, y, o: of_lists(CODE.distillation.distill_kl, x, y, o),
+    "margin_mse": lambda x, y, o: of_lists(CODE.distillation.margin_mse, x, y, o),
 }
 HINGES = ("identity", "hinge", "squared_hinge", "logistic")
 STATE = {"num_samples": SAMPLES, "gamma": 0.7, "temperature": 0.3}
@@ -163,6 +178,7 @@ OPTIONS: dict[str, list[dict[str, Any]]] = {
     "isogclr": [{**STATE, "tau_lr": 0.02}],
     "nuclr": [{**STATE, "zeta_warmup": 0.0, "zeta_lr": 0.2}],
     "pca_penalty": [{"penalty": 0.7}],
+    "distill_kl": [{}, {"temperature": 0.5, "teacher_temperature": 2.0}],
 }
 CASES = [(name, options) for name in OBJECTIVES for options in OPTIONS.get(name, [{}])]
 

@@ -9,8 +9,7 @@ import torch
 from helpers.messages import raises
 from torch import Tensor
 
-from dyad.train.losses import OBJECTIVES
-from tests.train.losses.objectives.test_objectives import some_call
+from tests.train.losses.objectives.test_objectives import ALONE, some_call
 
 
 def with_gradients(loss: Tensor, x: Tensor, y: Tensor, objective: torch.nn.Module) -> list[Tensor]:
@@ -18,7 +17,7 @@ def with_gradients(loss: Tensor, x: Tensor, y: Tensor, objective: torch.nn.Modul
     return [loss.detach(), *torch.autograd.grad(loss, [x, y, *learning], materialize_grads=True)]
 
 
-@pytest.mark.parametrize("name", OBJECTIVES)
+@pytest.mark.parametrize("name", ALONE)
 def test_a_compiled_function_gets_the_values_of_the_objective(name: str) -> None:
     (objective, x, y), (alone, *_), (within, *_) = (some_call(name) for _ in range(3))
     given: dict[str, Any] = {"sample_ids_b": torch.arange(8)}
@@ -42,7 +41,7 @@ def test_a_graph_without_breaks_cannot_have_an_objective() -> None:
         step(x, y)
 
 
-@pytest.mark.parametrize("name", OBJECTIVES)
+@pytest.mark.parametrize("name", ALONE)
 def test_of_torch_func_the_functional_call_works_and_the_transforms_are_refused(name: str) -> None:
     (objective, x, y), (other, *_) = some_call(name), some_call(name)
     given: dict[str, Any] = {"sample_ids_b": torch.arange(8)}
