@@ -74,6 +74,13 @@ TRAINING = {
         {"{x} → {y}": "accuracy_x", "{y} → {x}": "accuracy_y"},
         shows=(0.0,),
     ),
+    "Best of the list": Plan(
+        "Share of the batch's rows whose best passage is the teacher's best.", {"": "teacher_top1"}, shows=(0.0,)
+    ),
+    "Loss with a teacher": Plan(
+        "The loss of the teacher's scores, and that of the whole batch beside it, before its weight.",
+        {"teacher": "distillation", "whole batch": "contrastive"},
+    ),
     "Temperature": Plan("τ, by which scores are divided; the logit scale is 1/τ.", {"": "temperature"}, level="clamp"),
     "Bound on mutual information": Plan(
         "In nats. It cannot pass log K, K the number of candidates: near that line it says little.",

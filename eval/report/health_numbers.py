@@ -152,8 +152,8 @@ class _Training:
 
         "uniformity" is the larger value of this metric (how spread out the embeddings are) of sides x and y, given only
         after the learning-rate warm-up. "duplicates" is the larger share of duplicates in the batches of sides x and y,
-        or 0 if the option objective.duplicates is not "keep". The other entries are texts. Quantities whose metrics the
-        run has not recorded are left out.
+        or 0 if the option objective.duplicates is not "keep", or the loss compares no pairs. The other entries are
+        texts. Quantities whose metrics the run has not recorded are left out.
         """
         found: Numbers = {}
         uniformity, duplicates = self.sides("uniformity"), self.sides("duplicates")
@@ -164,7 +164,8 @@ class _Training:
             found |= {"uniformity": uniformity[side], "side": side, "uniformities": words}
         if duplicates:
             choice = self.options.get("objective.duplicates") or "keep"
-            found["duplicates"] = max(duplicates.values()) if choice == "keep" else 0
+            compared = choice == "keep" and self.options.get("objective.contrastive") != 0
+            found["duplicates"] = max(duplicates.values()) if compared else 0
             found["duplicate_shares"] = ", ".join(f"{side} {value:.1%}" for side, value in duplicates.items())
             found["handling"] = "" if choice == "keep" else f"; objective.duplicates={choice}"
         return found

@@ -298,7 +298,7 @@ VERBS_ARE = "There is: index, check, pack, split, continuations, negatives, sequ
         (
             ["index", "x", "worker=3"],
             "unknown key 'worker'. Did you mean 'workers'? Keys: columns, template, max_image_pixels, "
-            "caption_per, relevance, task, out, workers",
+            "caption_per, relevance, teacher, task, out, workers",
         ),
         (
             ["pack", "a", "--out", "b"],

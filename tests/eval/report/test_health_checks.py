@@ -211,6 +211,13 @@ def test_a_loss_that_fell_to_that_of_guessing_is_no_good_sign() -> None:
     assert "The loss falls" not in told(FOUND["The loss is that of guessing"][2])
 
 
+def test_twins_do_no_harm_where_only_a_teacher_is_learned() -> None:
+    given = FOUND["Duplicates in the batches"][2]
+    for weight, harm in ((0, False), (0.5, True)):
+        found = told({**given, "config": config(objective__name="distill_kl", objective__contrastive=weight)})
+        assert ("Duplicates in the batches" in found) == harm
+
+
 def test_who_learns_by_heart_is_not_told_of_a_larger_batch() -> None:
     assert "The batch has become easy" not in told(FOUND["val: learnt by heart"][2])
 
