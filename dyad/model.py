@@ -14,14 +14,14 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from os import PathLike
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, overload
+from typing import Any, Literal, overload
 
 import numpy as np
 import torch
 import torch.distributed as dist
 
 from dyad import inputs
-from dyad.data.base.errors import ConfigError, DataError, first_line
+from dyad.data.base.errors import ConfigError
 from dyad.data.batch import Batch
 from dyad.data.config import Mode, PassageConfig, QuestionConfig
 from dyad.data.image_text.in_memory import GivenImages, ImageInput
@@ -35,13 +35,12 @@ from dyad.data.shards.sources import parse_sources
 from dyad.eval.config import EvalCommand
 from dyad.eval.encode.embeddings import encode_corpus, identity_of
 from dyad.eval.encode.encoder import Encoder
-from dyad.eval.search import index as search
 from dyad.eval.search.index_spec import Spec
-from dyad.eval.search.saved_index import check_embeddings, load_index, save_index
 from dyad.evaluation.load_model import find_model, settings
 from dyad.evaluation.load_run import LoadedModel
 from dyad.evaluation.main import with_eval_options
 from dyad.evaluation.suite import build_evaluators, check_suite
+from dyad.index import Hit, Index
 from dyad.inputs import PassageLike
 from dyad.recommend import Recommender, recommender
 from dyad.train.config import TrainConfig
@@ -50,65 +49,6 @@ from dyad.train.distributed.world import World
 from dyad.train.towers.heads import representation
 from dyad.train.towers.models import ImageModel, ImageTextModel, LanguageModel, SequenceModel, TextPairModel
 from dyad.training_data import build_data
-
-
-class Hit(NamedTuple):
-    """One result of a search. score: inner product of the embeddings of query and item, which is the cosine if the
-    model compares by cosine.
-
-    item: what was found, as the Index stores it: the path of an image, or its position (int) in the list that was
-    indexed if it has no path; the key of a sample of shards (str); a passage as it was given; a passage of a corpus as
-    a mapping with id, title and text; of `Model.recommend` the id of an item.
-    """
-
-    score: float
-    item: Any
-
-
-@dataclass(frozen=True)
-class Index:
-    """Embeddings of n items, prepared for search: made by `Model.index`, searched by `Model.search`.
-
-    items: n JSON values that identify the items, see Hit.item. embeddings: float32 (n, D). model: digest of the model
-    that computed the embeddings, see Model.identity. spec: the kind of FAISS index, "Flat" for exact search. Raises
-    ConfigError unless `embeddings` is a matrix of n rows of finite floats.
-    """
-
-    items: Sequence[Any]
-    embeddings: np.ndarray
-    model: str
-    spec: str = "Flat"
-
-    def __post_init__(self) -> None:
-        try:
-            check_embeddings(self.embeddings, len(self.items))
-        except ValueError as error:
-            raise ConfigError(f"index: {error}") from error
-
-    def __repr__(self) -> str:
-        count, width = self.embeddings.shape
-        return f"Index({count:,} items, {width} numbers each, {self.spec})"
-
-    @cached_property
-    def faiss(self) -> search.Index:
-        """The search index over `embeddings` of the kind `spec`, built at its first use."""
-        return search.Index(self.embeddings, self.spec)
-
-    def save(self, folder: str | PathLike[str]) -> None:
-        """Write the index into the new folder `folder`, as embeddings.npy and items.json, without pickle. Raises
-        ConfigError if the folder exists and is not empty, HardwareError if it cannot be written.
-        """
-        save_index(Path(os.path.expanduser(folder)).absolute(), self.items, self.embeddings, self.model, self.spec)
-
-    @classmethod
-    def load(cls, folder: str | PathLike[str]) -> Index:
-        """Read an index from a folder that `save` wrote; the files may be untrusted. Raises DataError if a file is
-        missing or damaged."""
-        path = Path(os.path.expanduser(folder))
-        try:
-            return cls(*load_index(path))
-        except (OSError, ValueError, TypeError, ConfigError) as error:
-            raise DataError(f"{path!s:.200} is no index of ours, or damaged: {first_line(error)}") from error
 
 
 @dataclass(frozen=True)
@@ -148,20 +88,28 @@ class Model:
             raise inputs.other_input(self.loaded.model)
         return self._encode("y", Captions(inputs.texts_of(texts), self.tokenize), normalize)
 
-    def encode_question(self, questions: str | Sequence[str], *, normalize: bool | None = None) -> np.ndarray:
-        """Return the embeddings of n questions, float32 (n, D). Each question gets the prefix of the model, and is cut
-        to the model's length in tokens. normalize: whether to scale embeddings to L2 norm 1; None: only if the model
-        compares by cosine."""
-        given = [Question("", text) for text in inputs.texts_of(questions, "questions")]
+    def encode_question(
+        self, questions: str | Sequence[str], *, prefix: str | None = None, normalize: bool | None = None
+    ) -> np.ndarray:
+        """Return the embeddings of n questions, float32 (n, D). Each question is cut to the model's length in tokens.
+
+        prefix: the text before each question, such as an instruction; None: that of the model. normalize: whether to
+        scale embeddings to L2 norm 1; None: only if the model compares by cosine.
+        """
+        given = [Question("", text, prefix=prefix) for text in inputs.texts_of(questions, "questions")]
         return self._encode("x", self._texts(given, self.config.data.question), normalize)
 
     def encode_passage(
-        self, passages: PassageLike | Sequence[PassageLike], *, normalize: bool | None = None
+        self,
+        passages: PassageLike | Sequence[PassageLike],
+        *,
+        prefix: str | None = None,
+        normalize: bool | None = None,
     ) -> np.ndarray:
-        """Return the embeddings of n passages, float32 (n, D), with the prefix, the length in tokens and the use of
-        titles of the model. normalize: whether to scale embeddings to L2 norm 1; None: only if the model compares by
-        cosine."""
-        texts = self._texts(inputs.passages_of(passages), self.config.data.passage)
+        """Return the embeddings of n passages, float32 (n, D), with the length in tokens and the use of titles of the
+        model. prefix, normalize: as of `encode_question`."""
+        given = [replace(passage, prefix=prefix) for passage in inputs.passages_of(passages)]
+        texts = self._texts(given, self.config.data.passage)
         return encode_corpus(self._encoder(normalize), "y", texts, None, log=lambda line: None)
 
     def similarity(self, x: np.ndarray, y: np.ndarray) -> np.ndarray:
@@ -208,23 +156,30 @@ class Model:
         return Index(names, self.encode_image(given), self.identity, spec)
 
     @overload
-    def search(self, index: Index, query: list[str] | list[ImageInput], k: int = 5) -> list[list[Hit]]: ...
+    def search(
+        self, index: Index, query: list[str] | list[ImageInput], k: int = 5, *, prefix: str | None = None
+    ) -> list[list[Hit]]: ...
     @overload
-    def search(self, index: Index, query: str | ImageInput, k: int = 5) -> list[Hit]: ...
-    def search(self, index: Index, query: Any, k: int = 5) -> list[Hit] | list[list[Hit]]:
+    def search(self, index: Index, query: str | ImageInput, k: int = 5, *, prefix: str | None = None) -> list[Hit]: ...
+    def search(self, index: Index, query: Any, k: int = 5, *, prefix: str | None = None) -> list[Hit] | list[list[Hit]]:
         """Return the k best items of an index, best first; for a list of queries, a list with these results of each
         query.
 
         query: a text or an image. A model of questions and passages embeds a text as a question. The path of an image
         must be a pathlib.Path, because a str is a text. k: number of results, at least 1; fewer are returned if the
-        search finds fewer. Raises ConfigError if another model made the index, and for k below 1.
+        search finds fewer. prefix: as of `encode_question`. Raises ConfigError if another model made the index, for k
+        below 1, and for a prefix where the query is no question.
         """
         k = inputs.count_of(k)
         queries, are_texts = inputs.queries_of(query)
         if index.model != self.identity:
             raise ConfigError("this index has embeddings of another model, or of other weights: make it anew")
-        of_texts = self.encode_text if isinstance(self.loaded.model, ImageTextModel) else self.encode_question
-        embeddings = (of_texts if are_texts else self.encode_image)(queries)
+        if are_texts and not isinstance(self.loaded.model, ImageTextModel):
+            embeddings = self.encode_question(queries, prefix=prefix)
+        elif prefix is not None:
+            raise ConfigError(f"prefix={prefix!r:.80}: only questions have one. Write it before the text")
+        else:
+            embeddings = (self.encode_text if are_texts else self.encode_image)(queries)
         if embeddings.shape[1] != index.embeddings.shape[1]:
             raise ConfigError(f"the index has width {index.embeddings.shape[1]}, this model {embeddings.shape[1]}")
         found = index.faiss.search(embeddings, k)
@@ -341,21 +296,29 @@ class Model:
 
 
 def load(
-    name: str | PathLike[str], device: str | torch.device | None = None, *, block: int | None = None, workers: int = 0
+    name: str | PathLike[str],
+    device: str | torch.device | None = None,
+    *,
+    block: int | None = None,
+    workers: int = 0,
+    width: int | None = None,
 ) -> Model:
     """Load a model by name: "runs/NAME", a checkpoint or an export folder, "open_clip:NAME@WEIGHTS", "st:FOLDER", ….
 
     name: in any form that `python -m eval --help` lists for model=; a folder may be a Path. device: None for the GPU if
     there is one, else the CPU. block: how many items a tower embeds at a time; None: the value of the run, 256 for
-    other models. workers: number of processes that decode images; 0: this process decodes them. Raises ConfigError for
-    a name that is no model, DataError for damaged files.
+    other models. workers: number of processes that decode images; 0: this process decodes them. width: embeddings have
+    only so many of their first numbers, for a model trained with objective.matryoshka; None: all. Raises ConfigError
+    for a name that is no model, DataError for damaged files.
     """
     found = find_model(os.fspath(name)).load()
     data, options = replace(found.config.data, workers=workers), found.config.eval
     block = options.block if block is None else inputs.count_of(block, "block")
-    config = replace(found.config, data=data, eval=replace(options, block=block))
+    width = None if width is None else inputs.count_of(width, "width")
+    config = replace(found.config, data=data, eval=replace(options, block=block, width=width or options.width))
     world = World(device=torch.device(device or ("cuda" if cuda_usable() else "cpu")))
-    return Model(replace(found, config=config), Encoder.of(config, representation(found.model), world))
+    encoder = replace(Encoder.of(config, representation(found.model), world), width=width)
+    return Model(replace(found, config=config), encoder)
 
 
 def evaluate(

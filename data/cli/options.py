@@ -2,7 +2,7 @@
 is fast."""
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from dyad.data.base.command_line import config_option
@@ -90,8 +90,8 @@ def question_config(options: QuestionKeys) -> DataConfig:
     """Convert the options of a verb to a DataConfig with which the same questions are read. It has the columns,
     relevance, teacher, corpus, split and the two pools of `options`, and otherwise defaults."""
     passage = PassageConfig(corpus=options.corpus, pos_pool=options.pos_pool, neg_pool=options.neg_pool)
-    told = {"relevance": options.relevance, "teacher": options.teacher}
-    return DataConfig(columns=options.columns, **told, question=QuestionConfig(split=options.split), passage=passage)
+    config = DataConfig(columns=options.columns, question=QuestionConfig(split=options.split), passage=passage)
+    return replace(config, relevance=options.relevance, teacher=options.teacher)
 
 
 @dataclass

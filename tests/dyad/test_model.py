@@ -21,6 +21,7 @@ from helpers.runs import EMOJI, distinct_emoji, make_run
 from PIL import Image
 
 import dyad
+from dyad.data.base.errors import ConfigError
 from dyad.data.image_text.dataset import image_spec
 from dyad.data.image_text.items import retrieval_set
 from dyad.data.loading.order import Order
@@ -95,6 +96,38 @@ def test_questions_and_passages_have_the_embeddings_of_an_evaluation(texts: Path
     assert np.array_equal(ours, model.encode_passage([vars(row) for row in rows]))
     unit = model.encode_question(["anchor"], normalize=True)
     assert np.linalg.norm(unit) == pytest.approx(1) and not np.array_equal(unit, model.encode_passage(["anchor"]))
+
+
+def test_an_instruction_takes_the_place_of_the_prefix(texts: Path, run: Path, beir: Path, images: Path) -> None:
+    """Of questions, also in a search, and of passages; the run's are 'ask: ' and 'say: '."""
+    model = dyad.load(str(texts), "cpu")
+    ours, other = model.encode_question("anchor"), model.encode_question("anchor", prefix="find: ")
+    assert np.array_equal(ours, model.encode_question("anchor", prefix="ask: ")) and not np.array_equal(ours, other)
+    assert np.array_equal(other, model.encode_question("find: anchor", prefix=""))
+    assert np.array_equal(model.encode_passage("anchor"), model.encode_passage("anchor", prefix="say: "))
+    assert not np.array_equal(model.encode_passage("anchor"), model.encode_passage(("", "anchor"), prefix=""))
+    index = model.index(str(beir))
+    assert model.search(index, "anchor", prefix="ask: ") == model.search(index, "anchor")
+    assert model.search(index, "anchor", prefix="find: ") == model.search(index, "find: anchor", prefix="")
+    assert model.search(index, "anchor", prefix="find: ") != model.search(index, "anchor")
+    of_images = dyad.load(str(run), "cpu")
+    with raises(ConfigError, "prefix='find: '"):
+        of_images.search(of_images.index(images), "a frog", prefix="find: ")
+
+
+def test_embeddings_may_be_cut(run: Path, images: Path) -> None:
+    whole, cut = dyad.load(str(run), "cpu"), dyad.load(str(run), "cpu", width=8)
+    theirs = whole.encode_text(["a frog", "a toad"], normalize=False)[:, :8]
+    assert np.array_equal(cut.encode_text(["a frog", "a toad"], normalize=False), theirs)
+    assert np.allclose(np.linalg.norm(cut.encode_text("a frog"), axis=1), 1)
+    index = cut.index(images)
+    assert index.embeddings.shape == (40, 8) and len(cut.search(index, "a frog", k=3)) == 3
+    with raises(ConfigError, "8"):
+        whole.search(index, "a frog")
+    with raises(ConfigError, "eval.width=4096"):
+        dyad.load(str(run), "cpu", width=4096).encode_text("a frog")
+    with raises(ConfigError, "width"):
+        dyad.load(str(run), "cpu", width=0)
 
 
 def test_metrics_equal_those_of_the_command(run: Path, texts: Path, beir: Path, tmp_path: Path) -> None:

@@ -40,7 +40,10 @@ class Distillation(SoftmaxObjective):
     the number of rows is sent. The metric teacher_top1 is the share of rows whose best item is the teacher's best.
     """
 
-    options: DistillationOptions
+    def __init__(self, options: DistillationOptions) -> None:
+        super().__init__(options)
+        self._each = divergence if options.matched is Matched.kl else squared_difference
+        self._teacher_temperature, self._contrastive = options.teacher_temperature, options.contrastive
 
     def of_embeddings(self, x_bD: Tensor, y_mD: Tensor | None, **inputs: Any) -> ObjectiveResult:
         teacher_b, columns = inputs.pop("teacher", None), inputs["negatives"]
@@ -57,14 +60,13 @@ class Distillation(SoftmaxObjective):
         if layout.total == 0:
             raise ValueError("the global batch has no pair")
         differences = self._differences(x_bD, y_mD, teacher_b, columns)
-        each = divergence if self.options.matched is Matched.kl else squared_difference
-        loss = layout.share * each(*differences, columns.row_k, len(x_bD)).sum()
+        loss = layout.share * self._each(*differences, columns.row_k, len(x_bD)).sum()
         with torch.no_grad():
             metrics = {"teacher_top1": layout.share * same_best(*differences, columns.row_k, len(x_bD)).sum()}
-        if self.options.contrastive:
+        if self._contrastive:
             softmax = super().of_embeddings(x_bD, y_mD, **inputs)
             metrics |= {**softmax.metrics, "distillation": loss, "contrastive": softmax.loss}
-            loss = loss + self.options.contrastive * softmax.loss
+            loss = loss + self._contrastive * softmax.loss
         return ObjectiveResult(loss, metrics)
 
     def _differences(self, x_bD: Tensor, y_bD: Tensor, teacher_b: Tensor, columns: Columns) -> tuple[Tensor, Tensor]:
@@ -75,7 +77,7 @@ class Distillation(SoftmaxObjective):
         x_bD, y_bD, further_kD = (e.to(scale.dtype) for e in (x_bD, y_bD, columns.embeddings_kD))
         d_k = scale * ((x_bD * y_bD).sum(1)[row_k] - (x_bD[row_k] * further_kD).sum(1))
         of_teacher_k = teacher_b.to(d_k)[row_k] - teacher_k.to(d_k)
-        return d_k, of_teacher_k / self.options.teacher_temperature
+        return d_k, of_teacher_k / self._teacher_temperature
 
 
 def divergence(d_k: Tensor, t_k: Tensor, row_k: Tensor, rows: int) -> Tensor:

@@ -42,7 +42,7 @@ def loss_of(name: str, x: Tensor, y: Tensor, further: Tensor, **options: Any) ->
 def by_rows(name: str, x: Tensor, y: Tensor, further: Tensor, tau: float, teacher_tau: float) -> Tensor:
     terms = []
     for i in range(B):
-        own = (i == ROWS).nonzero().flatten().tolist()
+        own = [k for k in range(K) if ROWS[k] == i]
         s = torch.stack([x[i] @ y[i], *(x[i] @ further[k] for k in own)]) / tau
         t = torch.stack([TEACHER[i], *(OF_FURTHER[k] for k in own)]) / teacher_tau
         if name == "distill_kl":
