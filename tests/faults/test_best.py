@@ -3,18 +3,33 @@
 from __future__ import annotations
 
 import json
+import sys
+from functools import partial
 from pathlib import Path
-from shutil import rmtree
+from shutil import copytree, rmtree
 from signal import SIGKILL
 from typing import Any
 
 import pytest
 from harness import Jobs, checkpoints, digest, flip, is_saving, newest_whole, small_disk
-from helpers.cli import Commands
+from helpers.cli import Commands, Ended
 from helpers.messages import check
-from helpers.tiny_runs import QUIET, SHARD, VAL, logged, records, refused, state, wait_for, without_timings
+from helpers.tiny_runs import (
+    QUIET,
+    SHARD,
+    VAL,
+    logged,
+    records,
+    refused,
+    state,
+    tiny_arguments,
+    wait_for,
+    without_timings,
+)
 
 import dyad
+from dyad import process
+from dyad.evaluation.main import main
 from dyad.train.run_folder.checkpoint import Checkpoint
 from dyad.train.run_folder.folder import folder_of
 from dyad.train.run_folder.locate import locate
@@ -30,6 +45,13 @@ KEYS: dict[str, Any] = {
     "checkpoint.keep": 1,
     "checkpoint.best": RANK,
 }
+
+
+@pytest.fixture(scope="module")
+def whole(commands: Commands, models: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run with KEYS, for reading."""
+    folder = tmp_path_factory.mktemp("whole")
+    return Jobs(commands, partial(tiny_arguments, models, folder / "runs"), folder).run(1, KEYS)
 
 
 def best_of(run: Path, step: int = 24) -> dict[str, Any]:
@@ -56,10 +78,12 @@ def stopped_at(jobs: Jobs, world: int, keys: dict[str, Any], *stops: str) -> Pat
     ("world", "more", "stops"),
     [
         # an evaluation that is owed, and a kill between the last new best and the end
-        (2, {"optim.ema": 0.5}, ("SIGKILL@6", "SIGTERM@16", "SIGKILL@24")),
+        (2, {"optim.ema": 0.5}, ("SIGTERM@16", "SIGKILL@24")),
+        # … and one when the newest checkpoint is the best, as in the next test
+        pytest.param(2, {"optim.ema": 0.5}, ("SIGKILL@6", "SIGTERM@16", "SIGKILL@24"), marks=pytest.mark.soak),
         pytest.param(2, {"dist.name": "fsdp2"}, ("SIGKILL@16",), marks=pytest.mark.soak),
     ],
-    ids=["ddp", "fsdp2"],
+    ids=["ddp", "ddp, often", "fsdp2"],
 )
 def test_kills_do_not_change_the_best(world: int, more: dict[str, Any], stops: tuple[str, ...], jobs: Jobs) -> None:
     keys = {**KEYS, **more}
@@ -75,10 +99,9 @@ def test_kills_do_not_change_the_best(world: int, more: dict[str, Any], stops: t
     assert dyad.evaluate(on_one, val=str(VAL))["val"]["image_to_text_mean_rank"] == value
 
 
-def test_a_kill_while_the_best_is_written_leaves_the_one_before(jobs: Jobs) -> None:
-    """Every checkpoint but the last is of a best here."""
+def test_a_kill_while_the_best_is_written_leaves_the_one_before(jobs: Jobs, whole: Path) -> None:
+    """Every checkpoint but the last is of a best here, unlike those of the whole run, which has the same best."""
     keys = {**KEYS, "checkpoint.every": 1000}
-    quiet = jobs.run(1, {**keys, "run.name": "quiet"})
     job = jobs.start(1, keys)
     job.until(lambda: newest_whole(job.run) > 0 and (is_saving(job.run) or logged(job.run, 24)), "its second save")
     job.kill()
@@ -86,7 +109,7 @@ def test_a_kill_while_the_best_is_written_leaves_the_one_before(jobs: Jobs) -> N
     Checkpoint(named).verify()
     assert named == folder_of(job.run, max(known)) and best_of(job.run, max(known))["step"] == max(known)
     run = jobs.run(1, keys)
-    assert best_of(run) == best_of(quiet) and digest(run, best_of(run)["step"]) == digest(quiet, best_of(run)["step"])
+    assert best_of(run) == best_of(whole) and digest(run, best_of(run)["step"]) == digest(whole, best_of(run)["step"])
 
 
 @pytest.mark.mounts
@@ -107,8 +130,10 @@ def test_the_disk_is_full_when_a_new_best_is_written(jobs: Jobs, tmp_path: Path)
         assert (best_of(run)["value"], best_of(run)["step"]) == lowest(run)
 
 
-def test_every_command_takes_the_best_by_its_name(jobs: Jobs, commands: Commands, tmp_path: Path) -> None:
-    run = jobs.run(1, KEYS)
+def test_every_command_takes_the_best_by_its_name(
+    jobs: Jobs, commands: Commands, whole: Path, tmp_path: Path, capfd: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = whole
     step = best_of(run)["step"]
     name, folder = f"{run}@best", folder_of(run, step)
     assert step < 24 and f"best: step {step}, {RANK} {lowest(run)[0]:.4f}: {name}" in (run / "log.txt").read_text()
@@ -126,22 +151,24 @@ def test_every_command_takes_the_best_by_its_name(jobs: Jobs, commands: Commands
     went_on = jobs.run(1, {**KEYS, "run.name": "c", "steps": 26, "resume": name})
     assert f"going on at step {step} from {folder}" in (went_on / "log.txt").read_text()
     no_best = f"{began}@best", "checkpoint.best=METRIC"
-    refused(commands.run("eval", f"run={began}@best", f"val={VAL}"), 2, *no_best)
+    refused(evaluating(capfd, monkeypatch, f"run={began}@best", f"val={VAL}"), 2, *no_best)
     refused(jobs.start(1, {**short, "init_from": f"{began}@best", "run.name": "d"}).ends().ended, 2, *no_best)
-    assert not (run.parent / "d").exists()
+    assert not (began.parent / "d").exists()
 
 
-def test_the_best_is_damaged_and_then_gone(jobs: Jobs, commands: Commands) -> None:
+def test_the_best_is_damaged_and_then_gone(
+    jobs: Jobs, whole: Path, capfd: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Commands that ask for it are refused; nothing else takes its place. The run goes on from its newest."""
-    run = jobs.run(1, KEYS)
+    run = Path(copytree(whole, job_folder(jobs)))
     step = best_of(run)["step"]
     folder = folder_of(run, step)
     flip(folder / "model.safetensors", -5)
-    refused(commands.run("eval", f"run={run}@best"), 3, folder / "model.safetensors")
+    refused(evaluating(capfd, monkeypatch, f"run={run}@best"), 3, folder / "model.safetensors")
     begins = jobs.start(1, {**KEYS, "run.name": "b", "init_from": f"{run}@best"}).ends()
     refused(begins.ended, 3, folder / "model.safetensors")
     rmtree(folder)
-    refused(commands.run("eval", f"run={run}@best"), 3, f"{run}@best", folder, RANK)
+    refused(evaluating(capfd, monkeypatch, f"run={run}@best"), 3, f"{run}@best", folder, RANK)
     longer = jobs.start(1, {**KEYS, "steps": 28}).ends()
     assert longer.codes == [0] and "going on at step 24 " in longer.out and f"step {step}, is no" in longer.out
     assert best_of(run, 28)["step"] in (26, 28)
@@ -149,9 +176,10 @@ def test_the_best_is_damaged_and_then_gone(jobs: Jobs, commands: Commands) -> No
 
 def test_a_name_that_cannot_be_used_leaves_no_run_folder(jobs: Jobs) -> None:
     """Under several processes each says nothing but one line."""
-    for best, named in (("image_to_text_mean_rank", f"'{RANK}'"), ("eval/other/acc1", "val/text_to_image_R@10")):
-        job = jobs.start(2, {**KEYS, "checkpoint.best": best}).ends()
-        assert job.codes == [2, 2], job.out
+    wrong = (2, "image_to_text_mean_rank", f"'{RANK}'"), (1, "eval/other/acc1", "val/text_to_image_R@10")
+    for world, best, named in wrong:
+        job = jobs.start(world, {**KEYS, "checkpoint.best": best}).ends()
+        assert job.codes == [2] * world, job.out
         check(job.out.partition("error: ")[2].rstrip("\n"), f"checkpoint.best={best}", named)
         assert not job_folder(jobs).exists()
     nothing = jobs.start(1, {**KEYS, "data.val": "null"}).ends()
@@ -161,12 +189,22 @@ def test_a_name_that_cannot_be_used_leaves_no_run_folder(jobs: Jobs) -> None:
 
 def test_evaluations_of_several_losses_and_suites_may_choose(jobs: Jobs) -> None:
     views = f"task=views data=simclr data.train={SHARD} data.val={VAL} objective=simclr"
-    keys = {**KEYS, "also.views": f"'{views}'", "steps": 4, "eval.suite": f"[retrieval:{VAL}]", "global_batch_size": 16}
+    keys = {**KEYS, "steps": 4, "eval.suite": f"[retrieval:{VAL}]", "global_batch_size": 16}
     metric = "eval/views_val/view_R@1"
-    run = jobs.run(1, {**keys, "checkpoint.best": metric})
+    run = jobs.run(1, {**keys, "also.views": f"'{views}'", "checkpoint.best": metric})
     assert best_of(run, 4)["metric"] == metric
     other = jobs.run(1, {**keys, "run.name": "b", "checkpoint.best": "eval/twemoji-undrawn/text_to_image_median_rank"})
     assert best_of(other, 4)["step"] == lowest(other, "eval/twemoji-undrawn/text_to_image_median_rank")[1]
+
+
+def evaluating(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *words: str) -> Ended:
+    """How `python -m eval` with these words ends, without a process of its own."""
+    monkeypatch.setattr(sys, "argv", ["eval", *words])
+    capfd.readouterr()
+    with pytest.raises(SystemExit) as ended:
+        process.run(main)
+    assert isinstance(ended.value.code, int)
+    return Ended(ended.value.code, "".join(capfd.readouterr()))
 
 
 def page(run: Path) -> str:
