@@ -65,6 +65,7 @@ the temperature is clamped | train/losses/objectives/base.py | clamp_
 the schedule of the learning rate | train/step/schedule.py | learning_rate
 all objectives by name | train/losses/__init__.py | build_objective
 the formats of question files | data/question_passage/formats.py | FORMATS
+learning from a teacher's scores | train/losses/objectives/distillation.py | divergence
 the relevance that a file gives a pair | data/base/relevance.py | relevance_of
 DDP | train/distributed/data_parallel.py | wrap_towers
 where compiled kernels are kept | train/distributed/compile_caches.py | use_local_caches
