@@ -44,6 +44,7 @@ BLOCK = 1024  # queries of a block
 SAMPLE = 65_536  # corpus rows that an index is trained on, or PER_LIST rows for each of its lists if these are more
 PER_LIST = 64
 TOO_FEW = "Number of training points"  # beginning of FAISS's message about fewer rows than lists or codes
+NO_PCA = "PCA matrix cannot output"  # part of it about a PCA of fewer rows than numbers, or to more than the width
 SLAB = 2**24  # bytes of a corpus that are converted to float32 at a time
 STRIP, STRIP_GPU = 2**20, 2**28  # scores in memory at a time
 ALONE = World()
@@ -264,10 +265,11 @@ def _learnt(faiss: ModuleType, spec: Spec, corpus: np.ndarray) -> tuple[np.ndarr
         with spec.errors():
             index.train(np.ascontiguousarray(corpus[rows], dtype=np.float32))
     except ConfigError as error:
-        _, few, counts = str(error).partition(TOO_FEW)
-        if not few:
+        reasons = [TOO_FEW, *([NO_PCA] if len(rows) < corpus.shape[1] else [])]
+        few = next((each for each in reasons if each in str(error)), None)
+        if few is None:
             raise
-        return None, few + counts.partition(". ")[0]
+        return None, few + str(error).partition(few)[2].partition(". ")[0]
     drop_pages(corpus)
     return faiss.serialize_index(index), ""
 

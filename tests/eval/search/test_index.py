@@ -235,6 +235,15 @@ def test_a_corpus_too_small_for_its_index_is_searched_exactly_and_that_is_told(s
     assert re.fullmatch(r"Number of training points \(100\) .* clusters \(\d+\)", index.how["because"])
 
 
+def test_a_pca_of_fewer_rows_than_it_has_numbers_is_exact_and_a_wider_one_an_error() -> None:
+    queries, corpus = unit_rows(2, 32, 0), unit_rows(10, 32, 1)
+    index = Index(corpus, "PCA16,Flat")
+    same(index.search(queries, 3), search(queries, corpus, 3))
+    assert index.how["instead_of"] == "PCA16,Flat" and "PCA" in index.how["because"]
+    with raises(ConfigError, "PCA64,Flat"):
+        Index(unit_rows(100, 32, 1), "PCA64,Flat")
+
+
 def test_a_missing_faiss_names_the_extras(monkeypatch) -> None:
     monkeypatch.setitem(sys.modules, "faiss", None)
     for needs_it in (lambda: search(unit_rows(2, 4, 0), unit_rows(3, 4, 1), 1, "HNSW32"), lambda: check_spec("Flat")):
