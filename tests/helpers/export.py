@@ -1,16 +1,29 @@
-"""The comparison of an export in this process, which has the libraries already: a process of its own takes seconds."""
+"""The comparison of an export in this process, which has the libraries already: a process of its own takes seconds.
 
+`python -m helpers.export run=… …` is `python -m train.export` with that comparison.
+"""
+
+from __future__ import annotations
+
+import runpy
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import pytest
+from dyad.export import library, reload
 
-from dyad.export import reload
+if TYPE_CHECKING:
+    import pytest
 
 
 def near(monkeypatch: pytest.MonkeyPatch) -> None:
     """From now on an export is loaded here. What loads it is the same; one export of each format does without this."""
+    monkeypatch.setattr(library, "in_a_clean_process", load_here)
 
-    def load_here(library: str, folder: Path, job: Path) -> None:
-        reload.main(library, str(folder), job)
 
-    monkeypatch.setattr("dyad.export.library.in_a_clean_process", load_here)
+def load_here(name: str, folder: Path, job: Path) -> None:
+    reload.main(name, str(folder), job)
+
+
+if __name__ == "__main__":
+    library.in_a_clean_process = load_here
+    runpy.run_module("train.export", run_name="__main__", alter_sys=True)

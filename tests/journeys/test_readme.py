@@ -41,7 +41,8 @@ def shortened(command: str) -> str:
         if re.search(r"experiment=(emoji|slip_emoji|topics|topics_mined)( |$)", command):
             without += " model.text.name=bert"
         without += " data.rare_per_batch=8" * ("rare_class" in command)  # of a batch of 32
-        return f"{without} {SHORT} {EMOJI if 'emoji' in command or 'demo.sh' in command else ''}"
+        without = without.replace("NPROC=2 ", "NPROC=1 ")  # two by launch/torchrun.sh: tests/journeys/test_runs.py
+        return f"{without} {SHORT} {EMOJI if re.search('emoji|rare_class|demo.sh', command) else ''}"
     return command
 
 
@@ -105,8 +106,11 @@ def test_every_command_of_the_readme_works(checkout: Path, commands: Commands) -
 
 
 def run(commands: Commands, words: list[str], folder: Path) -> Ended:
-    """python -m MODULE …; only what launch/ starts counts FLOPs, see faults.lean."""
-    module = {"train": "faults.observed"}.get(words[2], words[2])
+    """python -m MODULE …; only what launch/ starts counts FLOPs, see faults.lean.
+
+    Exports are loaded where they are made, see helpers.export: tests/dyad/export/ has one of each in its own process.
+    """
+    module = {"train": "faults.observed", "train.export": "helpers.export"}.get(words[2], words[2])
     return commands.run(module, *words[3:], cwd=str(folder), HF_HUB_OFFLINE="1")
 
 
