@@ -41,7 +41,6 @@ def shortened(command: str) -> str:
         if re.search(r"experiment=(emoji|slip_emoji|topics|topics_mined)( |$)", command):
             without += " model.text.name=bert"
         without += " data.rare_per_batch=8" * ("rare_class" in command)  # of a batch of 32
-        without = without.replace("NPROC=2 ", "NPROC=1 ")  # two by launch/torchrun.sh: tests/journeys/test_runs.py
         return f"{without} {SHORT} {EMOJI if re.search('emoji|rare_class|demo.sh', command) else ''}"
     return command
 
