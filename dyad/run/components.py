@@ -236,7 +236,7 @@ def _objective(config: TrainConfig, data: TrainingData, model: TwoTowerModel) ->
     objective = build_objective(**run_options(config, total_steps(config, order.steps_per_epoch), **own))
     listed = config.task in LISTED and config.data.passage.positives is DrawnPositives.all
     if (config.data.negatives.per_row or listed) and "negatives" not in objective.takes:
-        takers = ", ".join(name for name, options in OBJECTIVES.items() if "negatives" in options.takes)
+        takers = ", ".join(n for n, o in OBJECTIVES.items() if "negatives" in o.takes and o.inputs == "pairs")
         raise ConfigError(
             f"objective={config.objective.name}: takes pairs only. Set data.negatives.per_row=0 and "
             f"data.passage.positives=one, or take one of {takers}"
