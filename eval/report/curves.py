@@ -13,9 +13,9 @@ from dyad.eval.results.summary import Result, evaluator, finite, score
 History = Mapping[str, Mapping[float, float]]  # metric → step → value, in the order of steps
 
 # Beginnings of the names of training metrics that have charts of their own; `other_charts` leaves these metrics out
-CHARTED = """loss accuracy_ logit_scale mi_ log_k positive_score negative_score grad_norm lr samples_per_second
-data_time batch_time skipped uniformity_ effective_negatives participation log_z_ tau_
-zeta_ peak_ tflops_ mfu copy_time outside_towers exposed_ launches""".split()
+CHARTED = """loss accuracy_ teacher_top1 distillation contrastive logit_scale mi_ log_k positive_score
+negative_score grad_norm lr samples_per_second data_time batch_time skipped uniformity_ effective_negatives
+participation log_z_ tau_ zeta_ peak_ tflops_ mfu copy_time outside_towers exposed_ launches""".split()
 
 
 @dataclass(frozen=True)
