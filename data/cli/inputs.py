@@ -68,12 +68,12 @@ class UnreadFields(Counter[str]):
 
     def __str__(self) -> str:
         """Return the most frequent names of unused fields, each with its count, as text for a message, and
-        say how scores of a teacher are used."""
+        say how to learn scores of a teacher."""
         found = sorted((-count, what) for what, count in self.items() if count)
         listed = [f"{row_fields.short_name(what)} ({-count:,})" for count, what in found[: row_fields.NAMED]]
         if len(found) > row_fields.NAMED:
             listed.append(f"{len(found) - row_fields.NAMED:,} more fields")
-        of_teacher = "; a teacher's scores are learnt from by data.teacher=FIELD" if TEACHER & self.keys() else ""
+        of_teacher = "; to learn a teacher's scores: data.teacher=FIELD" if TEACHER & self.keys() else ""
         return ", ".join(listed) + of_teacher
 
 

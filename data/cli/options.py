@@ -56,9 +56,9 @@ class TableKeys:
 
 def table_keys(options: TableKeys) -> TableOptions:
     """Convert the options of a verb that are about tables to TableOptions, the form that the readers of tables take."""
-    captioned = options.task is ImageTask.image_text
-    chosen = options.columns, options.template, options.max_image_pixels, "", options.caption_per, captioned
-    return TableOptions(*chosen, options.relevance, options.teacher)
+    captions = {"caption_per": options.caption_per, "captioned": options.task is ImageTask.image_text}
+    chosen = TableOptions(options.columns, options.template, options.max_image_pixels, **captions)
+    return replace(chosen, relevance=options.relevance, teacher=options.teacher)
 
 
 @dataclass
@@ -137,6 +137,11 @@ class PackOptions(WriteOptions):
     to: Target = described(Target.shards, "what questions become; images become shards")
     val: float | None = described(None, "split into train/ and val/: the share for validation", above=0, below=1)
     on_error: OnError = described(OnError.stop, "a bad row: stop, or skip it and count")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.to is Target.flag and self.relevance is not None and self.teacher is not None:
+            raise ConfigError("to=flag: its field pos_scores holds relevance= or teacher=. Leave one of them out")
 
 
 @dataclass

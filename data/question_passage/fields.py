@@ -78,13 +78,14 @@ def present(fields: Fields, name: str, where: str, kind: str) -> Any:
     return fields[name]
 
 
-def finite(value: Any, where: str) -> float:
-    """Convert a score, a number or the text of one, to a finite float. Raises BadRow when it is none."""
+def finite(value: Any, where: str, most: float = sys.float_info.max) -> float:
+    """Convert a score, a number or the text of one, to a finite float. Raises BadRow when it is none, and for an
+    absolute value above `most`."""
     number = value
     if isinstance(value, str):
         with suppress(ValueError):
             number = float(value)
     # the comparison is also exact for whole numbers that are too large for a float, and False for NaN
-    if isinstance(number, bool) or not isinstance(number, int | float) or not abs(number) <= sys.float_info.max:
+    if isinstance(number, bool) or not isinstance(number, int | float) or not abs(number) <= most:
         raise BadRow("no score", f"{where} is {value!r:.80}, no finite number")
     return float(number)

@@ -273,7 +273,7 @@ def _taught(fields: Fields, name: str, found: QuestionFormat, lists: Sequence[An
         told = _of_texts(fields, name, counts)
         scores = [told[: counts[0]], [], told[counts[0] :]]
     pairs = zip(lists, scores, strict=True)
-    return tuple([replace(p, teacher=finite(*s)) for p, s in zip(*each, strict=True)] for each in pairs)
+    return tuple([replace(p, teacher=finite(*s, LARGEST)) for p, s in zip(*each, strict=True)] for each in pairs)
 
 
 def teacher_fields(teacher: str | None) -> tuple[str, ...]:
@@ -325,6 +325,7 @@ def _score(entry: Any, where: str) -> float:
 
 
 NO_SCORE = "no score"  # kind of a BadRow
+LARGEST = 3.4e38  # score of a teacher, a float32
 SCORES = ("score", "scores", "label", "labels", "similarity_score")
 PAIRS = (
     *(("anchor", "positive"), ("query", "positive"), ("question", "positive"), ("query", "answer")),

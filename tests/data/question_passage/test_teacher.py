@@ -72,6 +72,7 @@ def test_every_format(tmp_path: Path, fields: Fields, name: str, want: list[list
         (FLAG, "score", ("'pos_score'", "'pos_scores'")),
         ({**FLAG, "pos_scores": [1.0]}, "scores", ("pos_scores", "1", "2")),
         ({**FLAG, "neg_scores": [float("nan")]}, "scores", ("neg_scores[0]", "nan")),
+        ({**FLAG, "neg_scores": [1e39]}, "scores", ("neg_scores[0]", "1e+39")),
         ({**FLAG, "neg_scores": [True]}, "scores", ("neg_scores[0]", "True")),
         ({**DPR, "positive_ctxs": [{"text": "a"}]}, "score", ("positive_ctxs[0]", "'score'")),
         ({**LISTED, "labels": [1, 2]}, "labels", ("labels", "2", "3")),
@@ -131,6 +132,8 @@ def test_pack_keeps_them_and_says_how_to_train(
     assert packed.returncode == 0 and f'data.teacher="{name}"\' objective=distill_kl' in packed.stdout, packed
     (row,) = opened(tmp_path / "new" / file, name)
     assert scores(row) == [[7.5, 1.0], [], [-3.0]]
+    both = ended(monkeypatch, "pack", path, f"out={tmp_path / 'two'}", "to=flag", "teacher=scores", "relevance=w")
+    assert both.returncode == 2 and "pos_scores" in both.stderr and not (tmp_path / "two").exists(), both
     packed = ended(monkeypatch, "pack", path, f"out={tmp_path / 'ids'}", "to=tevatron", "teacher=scores")
     assert "scores of a teacher" in packed.stdout, packed
 

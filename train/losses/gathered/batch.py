@@ -77,8 +77,8 @@ class Columns:
         keys_k = as_int64("negatives.keys_k", self.keys_k, device)
         if self.positive_k is not None and self.positive_k.dtype is not torch.bool:
             raise ValueError(f"negatives.positive_k must be bool (k,), not {dtype_name(self.positive_k.dtype)}")
-        numbers = {"row_k": row_k, "keys_k": keys_k, "positive_k": self.positive_k, "importance_k": self.importance_k}
-        numbers["teacher_k"] = self.teacher_k
+        numbers = {"row_k": row_k, "keys_k": keys_k, "positive_k": self.positive_k}
+        numbers |= {"importance_k": self.importance_k, "teacher_k": self.teacher_k}
         for name, values_k in numbers.items():
             if values_k is not None and values_k.shape != (count,):
                 raise ValueError(

@@ -88,9 +88,9 @@ class ObjectiveOptions:
     of a plugin, "module:Class" with any module, or the class. takes: the arguments that Objective.forward accepts
     beside embeddings, keys and sample ids; "targets" stands for x_target and y_target. inputs: the kind of x and y:
     "pairs", "scores" (of positives and of negatives), "sequences", "log-likelihoods" or "scored lists" (pairs with
-    further items and a teacher's score of each). exact: whether the loss and its
-    gradients are those of the global batch on any number of ranks, which a run checks for a plugin; False for a loss
-    that is meant to depend on the number of ranks.
+    further items and a teacher's score of each). exact: whether the loss and its gradients are those of the global
+    batch on any number of ranks, which a run checks for a plugin; False for a loss that is meant to depend on the
+    number of ranks.
     """
 
     formula: ClassVar[Any]

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from dyad.data.config import described
-from dyad.train.losses.options.choices import Directions, Matched, Similarity
+from dyad.train.losses.options.choices import Matched
 from dyad.train.losses.options.common import ExpectedBatch, number, preset
-from dyad.train.losses.options.softmax import SoftmaxOptions
+from dyad.train.losses.options.softmax import DPR, SoftmaxOptions
 
 
 @dataclass
@@ -46,7 +46,6 @@ class DistillationOptions(SoftmaxOptions):
             )
 
 
-DPR = {"similarity": Similarity.dot, "temperature": 1.0, "learnable": False, "directions": Directions.x}
 OBJECTIVES = [
     preset(
         "distill_kl",
