@@ -271,9 +271,10 @@ class DataConfig(Checked):
     )
     teacher: str | None = described(
         None,
-        "task=question_passage: a teacher's score of each passage, for objective=distill_kl or margin_mse: a field of "
-        "passages, such as score; FlagEmbedding: scores, of pos_scores and neg_scores; else a list in the row, of "
-        "positives, then negatives, or for one of each their difference",
+        "task=question_passage: a score of each passage, a teacher's for objective=distill_kl or margin_mse, people's "
+        "for cosent or cosine_mse: a field of passages, such as score; FlagEmbedding: scores, of pos_scores and "
+        "neg_scores; else of the row: a number for a pair, a list of positives, then negatives, or for one of each "
+        "their difference",
     )
     shuffle: Shuffle = described(Shuffle.window, "window: among 65,536 samples or more, reads stay local; full: all")
     batches: Batches = described(Batches.mixed, "mixed: each batch is of all sources; by_source: of one, drawn anew")

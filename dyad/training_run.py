@@ -146,9 +146,10 @@ class TrainingRun:
                     f"objective=cross_entropy: the loss is the cross-entropy less log {len(classes):,}, 0 by chance; "
                     "objective=cross_entropy_sum has the same gradient, and the cross-entropy as its loss"
                 )
-        if config.task is Task.question_passage and "excluded" not in config.objective.takes:
+        objective = config.objective
+        if config.task is Task.question_passage and objective.inputs == "pairs" and "excluded" not in objective.takes:
             yield (
-                f"objective={config.objective.name} takes pairs only: what is right for another question of the batch "
+                f"objective={objective.name} takes pairs only: what is right for another question of the batch "
                 "as well counts as its negative; clip, info_nce, dpr and siglip leave it out"
             )
 

@@ -210,13 +210,13 @@ def _expected_batch(config: TrainConfig, objective: ObjectiveOptions, listed: bo
     """
     data, is_sequence = config.data, config.task is Task.sequence
     inputs = "scores" if config.task is Task.labelled and data.rare is not None else "pairs"
+    further, further_x = listed or data.negatives.per_row > 0 or classes, data.negatives.pictures > 0
     if config.task is Task.question_passage and data.teacher is not None:
-        inputs = "scored lists"
+        inputs = "scored lists" if further else "scored pairs"
     if objective.inputs == OWN_INPUTS.get(config.task):
         inputs = objective.inputs
     has_catalogue = (config.task in ITEMS and data.mode is Mode.indexed) or (
         is_sequence and data.items is not ItemKind.frames
     )
     graded = data.relevance is not None and config.task in (Task.image_text, Task.question_passage)
-    further, further_x = listed or data.negatives.per_row > 0 or classes, data.negatives.pictures > 0
     return ExpectedBatch(config.global_batch_size, further, listed, classes, inputs, has_catalogue, graded, further_x)

@@ -101,10 +101,11 @@ def train_command(
     paths = {**paths, **{KEYS[kind][name]: value for name, value in changed.items()}}
     if kind is InputKind.questions:
         if is_beir(values[0]):
-            others = [f"data.question.split={split}"] if split != "train" else []
-        else:  # a longer list of negatives is a pool, from which each epoch draws another
-            others = [f"data.negatives.per_row={n}"] if 1 < (n := usual_negatives(values, options)) < POOL else []
-        return outputs.question_command(paths, samples, *others)
+            return outputs.question_command(paths, samples, *([f"data.question.split={split}"] * (split != "train")))
+        negatives = usual_negatives(values, options)
+        # a longer list of negatives is a pool, from which each epoch draws another
+        others = [f"data.negatives.per_row={negatives}"] if 1 < negatives < POOL else []
+        return outputs.question_command(paths, samples, *others, negatives=negatives > 0)
     if options.task is not ImageTask.image_text:
         return outputs.image_command(paths, samples, options)
     from dyad.data.image_text.sample import ShardSample

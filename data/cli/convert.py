@@ -87,7 +87,8 @@ def convert(source: str, options: PackOptions) -> None:
     fields = ("relevance", options.relevance, RELEVANCE), ("teacher", options.teacher, TEACHER)
     told = {f"data.{name}": of[options.to] for name, field, of in fields if field and options.to in of}
     paths = {key: out / path for key, path in paths.items()} | told
-    print(f"train on them:\n  {question_command(paths, trained, *split)}")
+    negatives = report.written["negatives"] + report.written["hard negatives"] > 0
+    print(f"train on them:\n  {question_command(paths, trained, *split, negatives=negatives)}")
 
 
 def _write(questions: InputQuestions, folder: Path, options: PackOptions, report: ConversionReport) -> None:

@@ -24,7 +24,7 @@ from dyad.data.shards.rows import SUFFIXES
 SHOWN = 5  # number of bad rows whose messages are printed
 GPU = "/dev/nvidiactl"  # exists on a machine with a GPU; asking torch takes seconds
 SMALL = "configs/model/tiny_clip_gn.json"  # file of the preset model=tiny_clip_gn, in a checkout of the repository
-MNRL_BATCH, CLIP_BATCH = 64, 256  # global_batch_size of experiment=mnrl, and the default
+MNRL_BATCH, CLIP_BATCH = 64, 256  # global_batch_size of experiment=mnrl and sts, and the default
 TRAINS = {  # arguments of a command that trains on images, without its model
     ImageTask.image_text: [],
     ImageTask.views: ["task=views", "data=simclr", "objective=simclr", "model.head=simclr"],
@@ -120,12 +120,16 @@ def image_command(paths: Paths, samples: int, options: ReadOptions, captions: st
     return command("python -m train", paths, *words, "epochs=10", f"global_batch_size={min(samples, CLIP_BATCH)}")
 
 
-def question_command(paths: Paths, questions: int, *others: str) -> str:
+def question_command(paths: Paths, questions: int, *others: str, negatives: bool = True) -> str:
     """Return a shell command that trains on questions and passages. paths: configuration keys and values of the data.
-    questions: number of training questions, which limits the batch size. others: further arguments."""
-    others = (*(["objective=distill_kl"] if "data.teacher" in paths else []), *others)
+    questions: number of training questions, which limits the batch size. others: further arguments. negatives: whether
+    rows have negatives."""
+    scored = "data.teacher" in paths
+    recipe = "sts" if scored and not negatives else "mnrl"
+    objective = ["objective=distill_kl"] if scored and negatives else []
     batch = [f"global_batch_size={questions}"] if questions < MNRL_BATCH else []
-    return command("python -m train experiment=mnrl model.text.name=bert-base-uncased", paths, *others, *batch)
+    words = f"python -m train experiment={recipe} model.text.name=bert-base-uncased"
+    return command(words, paths, *objective, *others, *batch)
 
 
 def command(program: str, paths: Paths, *others: str) -> str:

@@ -18,10 +18,11 @@ A question's id is its field query_id, qid, question_id, id or _id, if it has on
 the relevance of positives, numbers in (0, 1]. It is a field of each positive if positives are objects with fields; else
 a field of the row: one number for all positives, or a list with one for each, such as FlagEmbedding's pos_scores.
 
-data.teacher names the field with a teacher's score of every passage, a finite number. It is a field of each passage if
-passages are objects with fields; NAME in FlagEmbedding's rows is pos_NAME and neg_NAME; else it is a field of the row:
-a list with one number for each positive, then for each negative, or, with one of each, one number, the score of the
-positive minus that of the negative (sentence-transformers' MarginMSELoss).
+data.teacher names the field with a score of every passage, a finite number, which a teacher or people gave. It is a
+field of each passage if passages are objects with fields; NAME in FlagEmbedding's rows is pos_NAME and neg_NAME; else
+it is a field of the row: a list with one number for each positive, then for each negative; or one number: the score of
+a row's only passage, or, with one positive and one negative, the score of the positive minus that of the negative
+(sentence-transformers' MarginMSELoss).
 """
 
 import re
@@ -31,7 +32,7 @@ from itertools import groupby
 from typing import Any
 
 from dyad.data.base.errors import BadRow, nearest
-from dyad.data.base.relevance import IfGiven, relevance_of
+from dyad.data.base.relevance import AnyScore, IfGiven, relevance_of
 from dyad.data.config import PassageConfig
 from dyad.data.question_passage.fields import Fields, finite, id_of, list_of, named, present, text_of, texts_of
 from dyad.data.question_passage.passages import Passage, Question
@@ -94,24 +95,27 @@ def record_of(
 
     config: for rows of scored candidates, gives the numbers of positives and hard negatives to take. relevance: name of
     the field with the weight of the positives; None: no weight is read; an IfGiven is read only in rows of the format
-    sentence-transformers that have the field. teacher: name of the field with a teacher's score of every passage; None:
-    no score is read; an IfGiven is never read. Raises BadRow for a damaged row, an unknown format, a row without
-    positives, a pair with a score that is neither `relevance` nor `teacher`, a positive whose weight is missing or not
-    in (0, 1], and a passage whose score by the teacher is missing or not finite.
+    sentence-transformers that have the field. teacher: name of the field with a given score of every passage; None: no
+    score is read; an IfGiven is never read; for an AnyScore that the row lacks, the first of SCORES that it has. Raises
+    BadRow for a damaged row, an unknown format, a row without positives, a pair with a score that is neither
+    `relevance` nor `teacher`, a positive whose weight is missing or not in (0, 1], and a passage whose given score is
+    missing or not finite.
     """
     found = format_of(fields)
     if found is None:
         raise unknown_format(fields)
+    if isinstance(teacher, AnyScore):
+        teacher = next((name for name in (teacher, *SCORES) if name in fields), teacher)
     named_fields = (relevance, teacher)
     if found.read_list is _either and (scored := [n for n in SCORES if n in fields and n not in named_fields]):
         negatives = found.lists(fields, found.hard_negatives)
-        learnt = f". data.teacher={scored[0]} learns a teacher's scores of positives and negatives" if negatives else ""
+        objective = "distill_kl or margin_mse" if negatives else "cosent, as in the recipe sts"
         raise BadRow(
             "scored pairs",
-            f"{found.question}, {found.positives} and a {scored[0]}: training takes pairs that belong together, not "
-            f"similarities. Leave out rows of low {scored[0]}, then data.columns=[{found.question},{found.positives}]. "
-            f"data.relevance={scored[0]} takes values above 0 and at most 1 as weights: a pair of 0.05 is a weak "
-            f"positive, no negative{learnt}",
+            f"{found.question}, {found.positives} and a {scored[0]}: most objectives take pairs that belong together, "
+            f"not similarities. data.teacher={scored[0]} learns the scores, by {objective}. Else leave out rows of low "
+            f"{scored[0]}, then data.columns=[{found.question},{found.positives}]. data.relevance={scored[0]} takes "
+            "values above 0 and at most 1 as weights: a pair of 0.05 is a weak positive, no negative",
         )
     if isinstance(relevance, IfGiven) and (found.read_list is not _either or relevance not in fields):
         relevance = None
@@ -284,14 +288,15 @@ def teacher_fields(teacher: str | None) -> tuple[str, ...]:
 def _of_texts(fields: Fields, name: str, counts: Sequence[int]) -> list[tuple[Any, str]]:
     """Return the values in the field `name` of a row, one for each of its texts, and their locations for messages.
 
-    counts: the numbers of texts in each list of the row. One number is the difference of two texts' values, of which
-    the second then is 0. Raises BadRow when the field is missing or has another number of values.
+    counts: the numbers of texts in each list of the row. One number is the value of the only text, or the difference of
+    two texts' values, of which the second then is 0. Raises BadRow when the field is missing or has another number of
+    values.
     """
     value, count = present(fields, name, "the row", NO_SCORE), sum(counts)
     if not isinstance(value, list):
-        if [c for c in counts if c] != [1, 1]:
+        if max(counts) > 1 or count > 2:
             raise BadRow(NO_SCORE, f"{name} is {value!r:.80}, and there are {count} texts: give a list of their scores")
-        return [(value, name), (0.0, name)]
+        return [(value, name), (0.0, name)][:count]
     if len(value) != count:
         raise BadRow(NO_SCORE, f"{name} has {len(value)} values for {count} texts")
     return [(each, f"{name}[{i}]") for i, each in enumerate(value)]

@@ -102,7 +102,7 @@ def open_questions(value: str | Sequence[str], config: DataConfig, key: str = "d
             if config.teacher is not None:
                 raise ConfigError(
                     f"data.teacher={config.teacher}: {key}={path} is a folder of judgements, without scores of a "
-                    "teacher. Give rows with positives and negatives"
+                    "teacher. Give rows of texts with their scores"
                 )
             graded = config.relevance is not None
             return BeirQuestions(local_path(path), config.question.split, shared, key, graded)
@@ -215,9 +215,9 @@ class RowQuestions:
         self.files = file_entries(rows.shards.indexes)
         others = corpus.rows.files if corpus else []
         self.paths = rows.files
-        # the type of `relevance`, str or IfGiven, says whether rows may lack it
+        # the types, such as IfGiven, say whether rows may lack the fields
         checked = [COLUMNS, *state, *([] if relevance is None else [f"{type(relevance).__name__} {relevance}"])]
-        checked += [] if teacher is None else [f"teacher {teacher}"]
+        checked += [] if teacher is None else [f"teacher {type(teacher).__name__} {teacher}"]
         self._mapped = cached_array(rows.files, "questions", others, checked, self._columns)
 
     def __len__(self) -> int:

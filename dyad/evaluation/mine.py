@@ -157,7 +157,7 @@ def open_questions_and_passages(
     from dyad.data.question_passage.corpus import open_corpus
     from dyad.data.question_passage.questions import open_questions
     from dyad.eval.mine.passages import QuestionsAndPassages
-    from dyad.eval.tasks.question_sets import RowPassages
+    from dyad.eval.tasks.question_passage.question_sets import RowPassages
 
     questions = open_questions(config.data.train, config.data, "queries")
     if questions.corpus is not None:

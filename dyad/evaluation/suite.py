@@ -17,6 +17,7 @@ views
 question_passage, and views of texts (formats: question_sets.py)
   beir:FOLDER[@SPLIT]   one split of a BEIR folder, by default test; FOLDER and FOLDER@test name the same set
   dpr:PATH              questions with their answers or their passages
+  sts:ROWS              pairs of texts with a score, rows named as in data.train: correlation with the model's scores
   in_context:TASK.json  questions with right and wrong answers; a language model chooses an answer after an example
                         (format: prompts.py, and --help)
 language_model
@@ -43,12 +44,12 @@ from dyad.data.base.errors import ConfigError, nearest
 from dyad.data.base.plugins import plugins_needed
 from dyad.eval.config import Baseline
 from dyad.eval.search.index_spec import EXACT, check_spec
-from dyad.eval.tasks.question_sets import names_beir
+from dyad.eval.tasks.question_passage.question_sets import names_beir
 from dyad.evaluation.kinds.answers import ANSWERS, IN_CONTEXT
 from dyad.evaluation.kinds.imagenet import IMAGENET
 from dyad.evaluation.kinds.images import RETRIEVAL, VIEWS, WDS, ZERO_SHOT
 from dyad.evaluation.kinds.labelled import CLASSES, PROBE
-from dyad.evaluation.kinds.passages import BEIR, DPR
+from dyad.evaluation.kinds.passages import BEIR, DPR, STS
 from dyad.evaluation.kinds.sequences import CONTEXT_PROBE, NEXT_ITEM
 from dyad.evaluation.suite_entry import Inputs, SuiteEntry
 from dyad.train.config import Task
@@ -96,7 +97,8 @@ def _entries(config: TrainConfig) -> Iterator[SuiteEntry]:
     task = Task.question_passage if of_text_views else config.task
     val = config.data.val
     if val is not None:
-        kind = VAL.get(task) or ("beir" if names_beir(val) else "dpr")
+        scored = getattr(config.objective, "inputs", "") == "scored pairs"
+        kind = VAL.get(task) or ("beir" if names_beir(val) else "sts" if scored else "dpr")
         yield SuiteEntry(KINDS[kind], "val", "data.val", str(val), val, config.data)
     legal = {name: kind for name, kind in KINDS.items() if kind.task in (task, None)}
     names = ["val"]
@@ -139,6 +141,7 @@ KINDS = {
     "classes": CLASSES,
     "beir": BEIR,
     "dpr": DPR,
+    "sts": STS,
     "next_item": NEXT_ITEM,
     "answers": ANSWERS,
     "in_context": IN_CONTEXT,

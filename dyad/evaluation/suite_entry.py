@@ -13,7 +13,7 @@ from dyad.train.config import Task
 if TYPE_CHECKING:
     from dyad.data.config import DataConfig
     from dyad.eval.encode.encoder import Evaluator
-    from dyad.eval.tasks.passage_retrieval import PassageSide
+    from dyad.eval.tasks.question_passage.passage_retrieval import PassageSide
     from dyad.train.config import TrainConfig
     from dyad.train.towers.models import TwoTowerModel
 

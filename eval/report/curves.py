@@ -13,7 +13,7 @@ from dyad.eval.results.summary import Result, evaluator, finite, score
 History = Mapping[str, Mapping[float, float]]  # metric → step → value, in the order of steps
 
 # Beginnings of the names of training metrics that have charts of their own; `other_charts` leaves these metrics out
-CHARTED = """loss accuracy_ teacher_top1 distillation contrastive logit_scale mi_ log_k positive_score
+CHARTED = """loss accuracy_ teacher_top1 distillation contrastive pair_correlation logit_scale mi_ log_k positive_score
 negative_score grad_norm lr samples_per_second data_time batch_time skipped uniformity_ effective_negatives
 participation log_z_ tau_ zeta_ peak_ tflops_ mfu copy_time outside_towers exposed_ launches""".split()
 
@@ -80,6 +80,11 @@ TRAINING = {
     "Loss with a teacher": Plan(
         "The loss of the teacher's scores, and that of the whole batch beside it, before its weight.",
         {"teacher": "distillation", "whole batch": "contrastive"},
+    ),
+    "Order of the pairs": Plan(
+        "Pearson's correlation of the scores of the batch's pairs with the given ones; 1 is best.",
+        {"": "pair_correlation"},
+        shows=(0.0, 1.0),
     ),
     "Temperature": Plan("τ, by which scores are divided; the logit scale is 1/τ.", {"": "temperature"}, level="clamp"),
     "Bound on mutual information": Plan(

@@ -23,6 +23,7 @@ PROBE = {"linear": "linear_acc1", "AUC": "auc", "k-NN": "knn_acc1"}
 PASSAGE_COLUMNS = 4  # metrics of passages that are shown
 # metrics of next items and of answers that are printed
 NEXT_METRICS = ("HR@1", "HR@10", "nDCG@10", "MRR")
+PAIR_METRICS = ("spearman", "pearson")  # of pairs with a score
 ANSWER_METRICS = ("choice_accuracy", "log_likelihood", "perplexity")
 # metrics of passages, in the order in which they are shown
 PASSAGE_METRICS = "nDCG@10 Recall@100 accuracy@20 accuracy@100 MRR@10 Success@1 accuracy@1 accuracy@5".split()
@@ -31,9 +32,9 @@ PASSAGE_METRICS = "nDCG@10 Recall@100 accuracy@20 accuracy@100 MRR@10 Success@1 
 
 # Metrics in order of preference: of those shown first, and of those drawn beside the first. R@ stands for any R@K
 HEADLINES = (
-    "image_to_text_R@ view_R@ acc1 linear_acc1 HR@10 nDCG@10 accuracy@20 accuracy@5 accuracy@1 choice_accuracy".split()
-)
-COMPANIONS = "text_to_image_R@ MRR mean_per_class_recall knn_acc1 Recall@100 accuracy@100 perplexity".split()
+    "image_to_text_R@ view_R@ acc1 linear_acc1 HR@10 nDCG@10 accuracy@20 accuracy@5 accuracy@1 choice_accuracy spearman"
+).split()
+COMPANIONS = "text_to_image_R@ MRR mean_per_class_recall knn_acc1 Recall@100 accuracy@100 perplexity pearson".split()
 # Beginning of a metric's name → the words that replace it
 LABELS = {**DIRECTIONS, "acc1": "top-1 accuracy", "acc5": "top-5 accuracy", "choice_accuracy": "accuracy of choice"}
 LABELS |= {"linear_acc1": "linear probe", "linear_acc5": "linear probe, top-5 accuracy", "linear_": "linear probe, "}
@@ -57,6 +58,8 @@ MEANINGS = {
     "perplexity": "Perplexity: of the tokens of the right answers; lower is better.",
     "accuracy@": "accuracy@K: share of questions with the answer in one of the first K passages.",
     "accuracy of choice": "Accuracy of choice: share of prompts whose right answer has the highest score.",
+    "spearman": "Spearman: correlation of the ranks of the pairs by the model and by their given scores; 1 is best.",
+    "pearson": "Pearson: correlation of the scores of the model and the given scores; 1 is best.",
     "recall against exact": "Recall against exact@K: share of the exact first K that the approximate index found.",
 }
 
@@ -349,5 +352,6 @@ KINDS = {
     "next_item": _rows_of_model("other", "history → next item", "next item", NEXT_METRICS, "events", "items"),
     "answers": _rows_of_model("text-generation", "prompt → answer", "answers", ANSWER_METRICS, "prompts"),
     "in_context": _rows_of_model("text-generation", "prompt → answer", "answers", ANSWER_METRICS, "prompts"),
+    "scored_pairs": _rows_of_model("sentence-similarity", "pair → score", "scored pairs", PAIR_METRICS, "pairs"),
     "passage_retrieval": ResultKind("information-retrieval", _passage_groups, _passage_tables),
 }

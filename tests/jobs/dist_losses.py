@@ -95,6 +95,7 @@ def cases() -> list[Case]:
 EVERYTHING = ("further", "listed", "excluded", "keys")
 TAUGHT = ("further", "teacher")
 OTHERS = {"cpc": ("lengths",), "distill_kl": TAUGHT, "margin_mse": TAUGHT}  # entries that are not plain pairs
+OTHERS |= dict.fromkeys(("cosent", "cosine_mse"), ("scored",))
 OWN_PAIRS = "simclr sogclr isogclr fastclip_v3 nuclr spectral spectral_alternating pca_penalty vicreg nll".split()
 RELEVANCE, OF_FURTHER, OF_LISTED = (torch.linspace(0.05, 1.0, n, dtype=torch.float64) for n in (B, 7, 10))
 SHAPES: dict[str, tuple[int, ...]] = {"cpc": (B, 4, D), "partial_auc": (B, 1)}
@@ -147,6 +148,9 @@ class Part:
 
     def _further_relevance(self) -> None:
         self.given["negatives"] = replace(self.given["negatives"], relevance_k=OF_FURTHER[self.further])
+
+    def _scored(self) -> None:
+        self.given["teacher"] = torch.arange(B)[self.rows] // 2  # some scores are equal
 
     def _teacher(self) -> None:
         self.given["teacher"] = numbers(B, seed=8)[self.rows]

@@ -29,7 +29,7 @@ ELSEWHERE = {
     "partial_auc": "objective=partial_auc",
     "cpc": "task=sequence",
     "nll": "task=language_model",
-    **dict.fromkeys(("distill_kl", "margin_mse"), "data.teacher=FIELD"),
+    **dict.fromkeys(("distill_kl", "margin_mse", "cosent", "cosine_mse"), "data.teacher=FIELD"),
 }  # what other tasks train, or none
 TASKS = ("image_text", "question_passage")
 PAIRS = sorted(name for name in OBJECTIVES if name not in (*ELSEWHERE, "epr"))

@@ -44,8 +44,9 @@ compares. Read it first.
 The other families: objectives/logistic.py and objectives/pair_losses.py sum any function of a score by
 sums/pair_sum.py in place of step 5; oce.py and robust.py use them, and sums/row_select.py, which selects thresholds.
 objectives/spectral.py needs no scores. objectives/distillation.py compares the scores of each row's own list with a
-teacher's, and gathers nothing. objectives/cpc.py is step 5 for sequences. objectives/estimators.py keeps
-numbers per sample in gathered/sample_state.py; gathered/importance.py reads importance weights from a file.
+teacher's, and gathers nothing; objectives/scored_pairs.py compares the score of each pair with a given one.
+objectives/cpc.py is step 5 for sequences. objectives/estimators.py keeps numbers per sample in
+gathered/sample_state.py; gathered/importance.py reads importance weights from a file.
 nce_from_log_u of objectives/logistic.py is NCE of given log-probabilities, for your own loop; items that a run draws as
 noise (data/loading/drawn_items.py) come as further columns with log q.
 diagnostics.py computes metrics of the embeddings for the trackers.

@@ -1,4 +1,4 @@
-"""Kinds of data sets of questions and passages: beir and dpr."""
+"""Kinds of data sets of questions and passages: beir, dpr and sts."""
 
 from __future__ import annotations
 
@@ -6,18 +6,19 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
-from dyad.eval.tasks.question_sets import check_beir, check_dpr, open_beir, open_dpr
+from dyad.eval.tasks.question_passage.question_sets import check_beir, check_dpr, open_beir, open_dpr
+from dyad.eval.tasks.question_passage.scored_pairs import check_pairs, open_pairs
 from dyad.evaluation.suite_entry import Inputs, SuiteEntry, SuiteKind
 from dyad.train.config import Task
 
 if TYPE_CHECKING:
     from dyad.data.config import DataConfig
     from dyad.eval.encode.encoder import Evaluator
-    from dyad.eval.tasks.question_sets import QuestionSet
+    from dyad.eval.tasks.question_passage.question_sets import QuestionSet
 
 
 def _passages(open_set: Callable[[str, DataConfig], QuestionSet], entry: SuiteEntry, inputs: Inputs) -> Evaluator:
-    from dyad.eval.tasks.passage_retrieval import PassageRetrieval, PassageSide
+    from dyad.eval.tasks.question_passage.passage_retrieval import PassageRetrieval, PassageSide
 
     data, options, tokenize = inputs.config.data, inputs.config.eval, inputs.model.tokenize
     questions = open_set(entry.target, data)
@@ -25,6 +26,14 @@ def _passages(open_set: Callable[[str, DataConfig], QuestionSet], entry: SuiteEn
     side = inputs.sides.setdefault(questions.corpus.fingerprint, side)
     by = (tokenize, data.question, options, inputs.baselines)
     return PassageRetrieval(entry.name, entry.spec, questions, side, *by)
+
+
+def _scored_pairs(entry: SuiteEntry, inputs: Inputs) -> Evaluator:
+    from dyad.eval.tasks.question_passage.pair_correlation import PairCorrelation
+
+    data = inputs.config.data
+    pairs = open_pairs(entry.target, data, entry.key)
+    return PairCorrelation(entry.name, entry.spec, pairs, inputs.model.tokenize, data.question, data.passage)
 
 
 BEIR = SuiteKind(
@@ -35,4 +44,10 @@ DPR = SuiteKind(
     "PATH (questions with answers, in a folder with psgs_w100.tsv, or DPR JSON)",
     lambda entry: check_dpr(entry.target, entry.data, entry.key),
     partial(_passages, open_dpr),
+)
+STS = SuiteKind(
+    Task.question_passage,
+    "ROWS (pairs of texts with a score, such as STS)",
+    lambda entry: check_pairs(entry.target, entry.data, entry.key),
+    _scored_pairs,
 )

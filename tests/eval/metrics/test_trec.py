@@ -26,7 +26,7 @@ from dyad.eval.metrics.trec import (
     write_qrels,
     write_run,
 )
-from dyad.eval.tasks.question_sets import MAX_GRADE
+from dyad.eval.tasks.question_passage.question_sets import MAX_GRADE
 
 # our name → pytrec_eval's own
 NAMES = {

@@ -21,6 +21,8 @@ from dyad.train.losses.gathered.further_rows import XNegatives
 from dyad.train.losses.gathered.sample_state import SampleState
 from dyad.train.losses.options.choices import CandidateSet, Duplicates, Similarity
 from dyad.train.losses.options.common import ObjectiveOptions, TemperatureOptions
+from dyad.train.losses.sums.all_gather import Layout
+from dyad.train.losses.sums.conditions import known_sizes
 from dyad.train.losses.sums.functions import normalized
 
 
@@ -238,6 +240,21 @@ class Objective(nn.Module):
 def shapes(*tensors: Tensor | None) -> str:
     """Return the shapes of tensors as text for an error message, such as "(8, 4) and None"."""
     return " and ".join(str(None if e is None else tuple(e.shape)) for e in tensors)
+
+
+def layout_of_pairs(x_bD: Tensor, y_mD: Tensor | None, **others: Tensor | None) -> Layout:
+    """Return how the pairs (x_i, y_i) of the global batch lie on the ranks, for an objective of each pair alone.
+
+    others: name → further embeddings of the pairs. Every rank must call it. Raises ValueError unless all embeddings are
+    (b, D) alike, and for a global batch without a pair.
+    """
+    embeddings = x_bD, y_mD, *others.values()
+    if x_bD.ndim != 2 or any(e is None or e.shape != x_bD.shape for e in embeddings):
+        raise ValueError(f"{' and '.join(['x', 'y', *others])} must be (b, D) alike, not {shapes(*embeddings)}")
+    layout = sizes.rows if (sizes := known_sizes()) else Layout.of(x_bD)[0]
+    if layout.total == 0:
+        raise ValueError("the global batch has no pair")
+    return layout
 
 
 class TemperatureObjective(Objective):

@@ -21,12 +21,10 @@ from torch import Tensor
 
 from dyad.data.base.errors import ConfigError
 from dyad.train.losses.gathered.batch import Columns
-from dyad.train.losses.objectives.base import ObjectiveResult, shapes
+from dyad.train.losses.objectives.base import ObjectiveResult, layout_of_pairs
 from dyad.train.losses.objectives.softmax import SoftmaxObjective
 from dyad.train.losses.options.choices import Matched
 from dyad.train.losses.options.distillation import DistillationOptions
-from dyad.train.losses.sums.all_gather import Layout
-from dyad.train.losses.sums.conditions import known_sizes
 
 
 class Distillation(SoftmaxObjective):
@@ -47,8 +45,8 @@ class Distillation(SoftmaxObjective):
 
     def of_embeddings(self, x_bD: Tensor, y_mD: Tensor | None, **inputs: Any) -> ObjectiveResult:
         teacher_b, columns = inputs.pop("teacher", None), inputs["negatives"]
-        if y_mD is None or x_bD.ndim != 2 or y_mD.shape != x_bD.shape:
-            raise ValueError(f"x and y must be (b, D) alike, not {shapes(x_bD, y_mD)}")
+        layout = layout_of_pairs(x_bD, y_mD)
+        assert y_mD is not None
         if teacher_b is None or columns is None or columns.teacher_k is None:
             raise ConfigError(
                 f"objective={self.options.name}: give teacher=(b,), a teacher's scores of the pairs, and negatives as "
@@ -56,9 +54,6 @@ class Distillation(SoftmaxObjective):
             )
         if teacher_b.shape != x_bD.shape[:1]:
             raise ValueError(f"teacher must be ({len(x_bD)},), one score for each pair, not {tuple(teacher_b.shape)}")
-        layout = sizes.rows if (sizes := known_sizes()) else Layout.of(x_bD)[0]
-        if layout.total == 0:
-            raise ValueError("the global batch has no pair")
         differences = self._differences(x_bD, y_mD, teacher_b, columns)
         loss = layout.share * self._each(*differences, columns.row_k, len(x_bD)).sum()
         with torch.no_grad():

@@ -41,7 +41,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dyad.data.base.errors import ConfigError
-from dyad.train.losses.objectives.base import Objective, ObjectiveResult, shapes
+from dyad.train.losses.objectives.base import Objective, ObjectiveResult, layout_of_pairs
 from dyad.train.losses.objectives.softmax import DIRECTIONS
 from dyad.train.losses.options.choices import Cov, PairSet
 from dyad.train.losses.options.spectral import (
@@ -51,7 +51,7 @@ from dyad.train.losses.options.spectral import (
     VicregOptions,
 )
 from dyad.train.losses.sums.all_gather import Layout
-from dyad.train.losses.sums.conditions import known_sizes, logged
+from dyad.train.losses.sums.conditions import logged
 from dyad.train.losses.sums.functions import product, weighted
 
 
@@ -64,12 +64,8 @@ class MomentObjective(Objective, ABC):
     def of_embeddings(self, x_bD: Tensor, y_mD: Tensor | None, **inputs: Any) -> ObjectiveResult:
         targets = {name: e for name, e in inputs.items() if name in ("x_target", "y_target")}
         weights = {} if inputs["relevance"] is None else {"relevance_b": inputs["relevance"]}
-        embeddings = (x_bD, y_mD, *targets.values())
-        if y_mD is None or x_bD.ndim != 2 or any(e is None or e.shape != x_bD.shape for e in embeddings):
-            raise ValueError(f"{' and '.join(['x', 'y', *targets])} must be (b, D) alike, not {shapes(*embeddings)}")
-        layout = sizes.rows if (sizes := known_sizes()) else Layout.of(x_bD)[0]
-        if layout.total == 0:
-            raise ValueError("the global batch has no pair")
+        layout = layout_of_pairs(x_bD, y_mD, **targets)
+        assert y_mD is not None
         dtype = torch.promote_types(x_bD.dtype, torch.float32)
         targets = {name: e.to(dtype) for name, e in targets.items()}
         return self.of_pairs(x_bD.to(dtype), y_mD.to(dtype), layout, **targets, **weights)

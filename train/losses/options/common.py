@@ -21,6 +21,8 @@ RELATED = frozenset({"negatives", "positives", "excluded", "relevance"})  # valu
 WEIGHED = frozenset({"relevance"})
 X_NEGATIVES = frozenset({"x_negatives"})
 TAKE_BOTH = "For wrong x take a loss of both directions, such as clip, symmetric_dpm or siglip"
+# kind of inputs with given scores → the objectives that take it
+SCORED = {"scored lists": "distill_kl or margin_mse", "scored pairs": "cosent or cosine_mse"}
 BY_KEY = ".safetensors"  # suffix of a file of numbers by content key; a file of numbers by sample id ends in .npy
 RANGES: dict[str, Callable[[float], bool]] = {
     "above 0": lambda value: value > 0,
@@ -87,10 +89,10 @@ class ObjectiveOptions:
     formula: "module:Class" of the objective in train.losses.objectives, which is imported when the objective is built;
     of a plugin, "module:Class" with any module, or the class. takes: the arguments that Objective.forward accepts
     beside embeddings, keys and sample ids; "targets" stands for x_target and y_target. inputs: the kind of x and y:
-    "pairs", "scores" (of positives and of negatives), "sequences", "log-likelihoods" or "scored lists" (pairs with
-    further items and a teacher's score of each). exact: whether the loss and its gradients are those of the global
-    batch on any number of ranks, which a run checks for a plugin; False for a loss that is meant to depend on the
-    number of ranks.
+    "pairs", "scores" (of positives and of negatives), "sequences", "log-likelihoods", "scored pairs" (each with a given
+    score) or "scored lists" (pairs with further items, and a given score of each). exact: whether the loss and its
+    gradients are those of the global batch on any number of ranks, which a run checks for a plugin; False for a loss
+    that is meant to depend on the number of ranks.
     """
 
     formula: ClassVar[Any]
@@ -169,9 +171,10 @@ class ObjectiveOptions:
         """
         if self.inputs != batch.inputs:
             ways = {"scores": "task=labelled data.rare=CLASS", "pairs": "another task, or data.rare=null"}
-            ways |= {"scored lists": "task=question_passage data.teacher=FIELD data.negatives.per_row=N"}
-            if batch.inputs == "scored lists":
-                ways["pairs"] = "objective=distill_kl or margin_mse, or data.teacher=null"
+            scored = "task=question_passage data.teacher=FIELD data.negatives.per_row="
+            ways |= {"scored lists": f"{scored}N", "scored pairs": f"{scored}0 data.passage.positives=one"}
+            if batch.inputs in SCORED:
+                ways["pairs"] = f"objective={SCORED[batch.inputs]}, or data.teacher=null"
             ways |= {"sequences": "task=sequence", "log-likelihoods": "task=language_model"}
             own = "your own loop: from dyad.train.losses import build_objective"
             yield f"objective={self.name}: takes {self.inputs}, not {batch.inputs}. Use {ways.get(self.inputs, own)}"

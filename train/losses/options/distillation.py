@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from dyad.data.config import described
 from dyad.train.losses.options.choices import Matched
-from dyad.train.losses.options.common import ExpectedBatch, number, preset
+from dyad.train.losses.options.common import number, preset
 from dyad.train.losses.options.softmax import DPR, SoftmaxOptions
 
 
@@ -35,14 +35,6 @@ class DistillationOptions(SoftmaxOptions):
             yield (
                 "objective.learnable=true with objective.matched=margin: the scale of scores is the teacher's. Set "
                 "objective.learnable=false"
-            )
-
-    def broken_by(self, batch: ExpectedBatch) -> Iterator[str]:
-        yield from super().broken_by(batch)
-        if batch.inputs == self.inputs and not batch.has_lists:
-            yield (
-                f"objective={self.name}: a row has only its positive, of which a teacher's score says nothing. Set "
-                "data.negatives.per_row"
             )
 
 

@@ -11,12 +11,21 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from dyad.data.base.errors import ConfigError, nearest
-from dyad.train.losses.options import distillation, estimators, likelihood, logistic, robust, softmax, spectral
+from dyad.train.losses.options import (
+    distillation,
+    estimators,
+    likelihood,
+    logistic,
+    robust,
+    scored_pairs,
+    softmax,
+    spectral,
+)
 from dyad.train.losses.options.common import ObjectiveOptions
 
 OBJECTIVES: dict[str, type[ObjectiveOptions]] = {
     options.name: options
-    for family in (softmax, robust, logistic, estimators, spectral, likelihood, distillation)
+    for family in (softmax, robust, logistic, estimators, spectral, likelihood, distillation, scored_pairs)
     for options in family.OBJECTIVES
 }
 

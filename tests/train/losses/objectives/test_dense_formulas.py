@@ -50,6 +50,7 @@ IDS, LENGTHS = torch.tensor([3, 1, 10, 0, 5, 8, 6]), torch.tensor([4, 1, 3, 2, 4
 LOG_Q, WEIGHTS, HARD = numbers(B), numbers(B).sigmoid(), numbers(B, 1, D, seed=5)
 OWN = {"positives": torch.stack([torch.arange(B)] * 2, 1)}
 TAUGHT, OF_TEACHER = (torch.arange(B).repeat_interleave(2), numbers(B, 3, seed=6))
+OF_PAIRS = torch.tensor([0.0, 3.5, 1.0, 1.0, 5.0, 3.5, -2.0]).double()
 LISTS = {
     "negatives": Columns(numbers(2 * B, D, seed=5), TAUGHT, teacher_k=OF_TEACHER[:, 1:].flatten()),
     "teacher": OF_TEACHER[:, 0],
@@ -57,6 +58,8 @@ LISTS = {
 GIVEN: dict[str, dict[str, Any]] = {
     "distill_kl": LISTS,
     "margin_mse": LISTS,
+    "cosent": {"teacher": OF_PAIRS},
+    "cosine_mse": {"teacher": OF_PAIRS},
     "epr": {"negatives": HARD},
     "cross_entropy": OWN,
     "listwise_ce": OWN,
@@ -161,6 +164,8 @@ DENSE: dict[str, Formula] = {
     "nll": lambda x, y, o: CODE.likelihood.nll(x, y, WEIGHTS),
     "distill_kl": lambda x, y, o: of_lists(CODE.distillation.distill_kl, x, y, o),
     "margin_mse": lambda x, y, o: of_lists(CODE.distillation.margin_mse, x, y, o),
+    "cosent": lambda x, y, o: CODE.scored_pairs.cosent((x * y).sum(1), OF_PAIRS, o.tau),
+    "cosine_mse": lambda x, y, o: CODE.scored_pairs.cosine_mse((x * y).sum(1), OF_PAIRS, o.divisor),
 }
 HINGES = ("identity", "hinge", "squared_hinge", "logistic")
 STATE = {"num_samples": SAMPLES, "gamma": 0.7, "temperature": 0.3}
@@ -179,6 +184,8 @@ OPTIONS: dict[str, list[dict[str, Any]]] = {
     "nuclr": [{**STATE, "zeta_warmup": 0.0, "zeta_lr": 0.2}],
     "pca_penalty": [{"penalty": 0.7}],
     "distill_kl": [{}, {"temperature": 0.5, "teacher_temperature": 2.0}],
+    "cosent": [{}, {"temperature": 0.5, "learnable": True}],
+    "cosine_mse": [{"divisor": 5.0}],
 }
 CASES = [(name, options) for name in OBJECTIVES for options in OPTIONS.get(name, [{}])]
 

@@ -127,7 +127,7 @@ def test_a_run_is_refused_before_it_begins() -> None:
     options = configure("distill_kl")
     assert not [*options.broken_by(LISTS)]
     with raises(ConfigError, "distill_kl", "data.negatives.per_row"):
-        for message in options.broken_by(replace(LISTS, further=False)):
+        for message in options.broken_by(replace(LISTS, further=False, inputs="scored pairs")):
             raise ConfigError(message)
     with raises(ConfigError, "distill_kl", "data.teacher=FIELD"):
         for message in options.broken_by(replace(LISTS, inputs="pairs")):

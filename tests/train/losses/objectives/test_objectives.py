@@ -27,13 +27,13 @@ from dyad.train.losses.gathered import candidates
 from dyad.train.losses.gathered.batch import Columns
 from dyad.train.losses.gathered.further_rows import XNegatives
 from dyad.train.losses.options.choices import PairLoss
-from dyad.train.losses.options.common import ExpectedBatch
+from dyad.train.losses.options.common import SCORED, ExpectedBatch
 from dyad.train.losses.options.registry import configure
 from dyad.train.losses.sums import tiles
 
 X_KEYS, Y_KEYS = torch.tensor([[1, 2, 3, 4, 4, 5, 6, 7, 8], [1, 1, 2, 3, 4, 4, 5, 5, 5]])
 KEYS = {"x_keys": X_KEYS, "y_keys": Y_KEYS}
-ALONE = [name for name, options in OBJECTIVES.items() if options.inputs != "scored lists"]  # without more arguments
+ALONE = [name for name, options in OBJECTIVES.items() if options.inputs not in SCORED]  # without more arguments
 SOFTMAX = ["symmetric_dpm", "clip", "gcl", "one_sided_dpm", "info_nce", "dpr", "epr", "cross_entropy", "listwise_ce"]
 
 

@@ -17,7 +17,7 @@ from dyad.data.config import DataConfig, PassageConfig
 from dyad.data.question_passage.corpus import open_corpus
 from dyad.data.question_passage.questions import open_questions
 from dyad.eval.metrics import matches
-from dyad.eval.tasks.question_sets import RowPassages, open_beir, open_dpr
+from dyad.eval.tasks.question_passage.question_sets import RowPassages, open_beir, open_dpr
 from dyad.evaluation.main import main
 from dyad.evaluation.suite import check_suite
 from dyad.run.checks import check

@@ -18,7 +18,7 @@ from dyad.eval.metrics.accuracy import TOP_K, top_k_accuracy
 from dyad.eval.metrics.bootstrap import Values
 from dyad.eval.metrics.trec import Qrels, Run, measures, ranked
 from dyad.eval.tasks.image_text_retrieval import chance_recall
-from dyad.eval.tasks.question_sets import QuestionSet
+from dyad.eval.tasks.question_passage.question_sets import QuestionSet
 
 JUDGED = ("nDCG@10", "Recall@100", "MRR@10", "MAP@100", *(f"Success@{k}" for k in TOP_K))
 DEEP = "Recall@1000"  # computed if at least 1000 passages are found for each question

@@ -19,7 +19,7 @@ from dyad.data.question_passage.corpus import open_corpus
 from dyad.eval.encode.encoder import Encoder, Evaluator
 from dyad.eval.metrics.bootstrap import interval
 from dyad.eval.metrics.trec import Run, measures, ranked
-from dyad.eval.tasks.passage_metrics import chance
+from dyad.eval.tasks.question_passage.passage_metrics import chance
 from dyad.evaluation.load_run import load_run, read_config
 from dyad.evaluation.main import main
 from dyad.evaluation.suite import build_evaluators

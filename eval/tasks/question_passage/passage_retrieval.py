@@ -29,8 +29,8 @@ from dyad.eval.results.score_histogram import score_histogram, spread
 from dyad.eval.search.fusion import reciprocal_rank_fusion
 from dyad.eval.search.index import Hits, Index
 from dyad.eval.tasks.baselines import before_training, skip_on_error
-from dyad.eval.tasks.passage_metrics import Judge, chance
-from dyad.eval.tasks.question_sets import QuestionSet, SearchedCorpus
+from dyad.eval.tasks.question_passage.passage_metrics import Judge, chance
+from dyad.eval.tasks.question_passage.question_sets import QuestionSet, SearchedCorpus
 from dyad.train.distributed.agreement import from_rank_0, rank_0_only
 from dyad.train.eval_config import EvalConfig
 
