@@ -9,7 +9,8 @@ from transformers import PreTrainedTokenizerFast
 
 from dyad.data.base.errors import ConfigError
 
-KEPT = ("model_max_length", "model_input_names", "padding_side", "truncation_side", "chat_template")
+# settings of a tokenizer that its tokenizer.json does not have
+KEPT = "model_max_length model_input_names padding_side truncation_side chat_template extra_special_tokens".split()
 TEMPLATE = "TemplateProcessing"  # the post-processor that adds special tokens at any place
 PLAIN: dict[str, Any] = {
     "type": TEMPLATE,
@@ -41,14 +42,14 @@ def with_end_token(tokenizer: Any, key: str) -> PreTrainedTokenizerFast:
             f"model.text.end_token=true, {key}: its tokenizer has no eos_token to end texts with. Set eos_token in "
             f"tokenizer_config.json to a token of its vocabulary, {off}"
         )
-    if not tokenizer.is_fast:
+    if (backend := getattr(tokenizer, "backend_tokenizer", None)) is None:
         raise ConfigError(
             f"model.text.end_token=true, {key}: its tokenizer, {type(tokenizer).__name__}, is in Python and cannot be "
             f"made to end texts with {tokenizer.eos_token}. Take a model with a tokenizer.json, {off}"
         )
-    settings = json.loads(tokenizer.backend_tokenizer.to_str())
+    settings = json.loads(backend.to_str())
     settings["post_processor"] = _ending(settings["post_processor"], tokenizer.eos_token, tokenizer.eos_token_id)
-    # not the class of `tokenizer`: some, such as GPTNeoXTokenizer, make a post-processor of their own from a saved folder
+    # not the class of `tokenizer`: some, such as GPTNeoXTokenizer, replace the post-processor of a saved folder
     return PreTrainedTokenizerFast(
         tokenizer_object=Tokenizer.from_str(json.dumps(settings)),
         **tokenizer.special_tokens_map,

@@ -16,8 +16,8 @@ from transformers import AutoModel, AutoTokenizer
 from dyad.data.base.errors import ConfigError
 from dyad.data.batch import PADDING
 from dyad.eval.encode.embeddings import identity_of
-from dyad.train.cli.unread_keys import refuse_unread
 from dyad.train.cli.compose import compose_config
+from dyad.train.cli.unread_keys import refuse_unread
 from dyad.train.config import ModelConfig, Pooling, TextTower, TextTowerConfig
 from dyad.train.towers.build import build_image_text, build_text_pair
 from dyad.train.towers.models import TextPairModel
@@ -39,6 +39,11 @@ def ids(tokens: Tensor) -> list[list[int]]:
     return [row[row != PADDING].tolist() for row in tokens]
 
 
+def edit(folder: str, **changed: object) -> None:
+    path = Path(folder) / "tokenizer_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changed}))
+
+
 @pytest.mark.parametrize("kind", TOKENIZERS)
 def test_texts_and_both_texts_of_a_pair_end_with_the_token(kind: str, tmp_path: Path) -> None:
     """At any length, and in every other way as the tokenizer without the key."""
@@ -58,12 +63,15 @@ def test_texts_and_both_texts_of_a_pair_end_with_the_token(kind: str, tmp_path: 
 
 @pytest.mark.parametrize("kind", TOKENIZERS)
 def test_a_saved_tokenizer_ends_texts_too(kind: str, tmp_path: Path) -> None:
-    model = build(tiny_llama.write(tmp_path / "a", kind))
+    folder = tiny_llama.write(tmp_path / "a", kind)
+    edit(folder, extra_special_tokens=["<unk>"], model_max_length=99)
+    model = build(folder)
     tokenizer_of(model).save_pretrained(tmp_path / "b")
     again = AutoTokenizer.from_pretrained(tmp_path / "b")
     for pair in (None, "a dog"):
         assert again("a red cat", pair).input_ids == tokenizer_of(model)("a red cat", pair).input_ids
     assert (again.eos_token, again.bos_token, again.pad_token) == (END, tokenizer_of(model).bos_token, END)
+    assert again.extra_special_tokens == ["<unk>"] and again.model_max_length == 99
 
 
 @pytest.mark.parametrize("kind", ["bert", "decoder"])
@@ -103,11 +111,6 @@ def test_a_text_of_one_token_has_room(tmp_path: Path) -> None:
     assert model.tokenize(["abc"], 3).tolist() == [[VOCAB["<s>"], VOCAB["a"], EOS]]
     with raises(ConfigError, "data.question.length"):
         model.tokenize(["abc"], 2)
-
-
-def edit(folder: str, **changed: object) -> None:
-    path = Path(folder) / "tokenizer_config.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), **changed}))
 
 
 def test_tokenizers_that_cannot_are_refused(tmp_path: Path) -> None:
