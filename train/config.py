@@ -103,6 +103,9 @@ class TextTowerConfig:
     pooling: Pooling = described(Pooling.mean, "transformers: how the states of the tokens become one embedding")
     lower_case: bool = described(False, "transformers: turn texts into lower case first")
     dense: bool = described(False, "with model.embed_dim=null: the Dense module of a SentenceTransformer as projection")
+    end_token: bool = described(
+        False, "transformers: put the tokenizer's eos_token behind every text, unless a special token ends it already"
+    )
     context_length: int | None = described(None, "longest text in tokens; null: the tower's own", least=1, most=1 << 20)
     from_scratch: bool = described(False, "transformers: take the architecture, not the weights")
     frozen: bool = described(False, "train only the projection")

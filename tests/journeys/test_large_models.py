@@ -6,11 +6,14 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
-from helpers import tiny_decoder
+from helpers import tiny_decoder, tiny_llama
 from helpers.cli import Commands
 from helpers.tiny_runs import SHARD, losses
+from sentence_transformers import SentenceTransformer
 
+import dyad
 from dyad.plan.plan import RunPlan
 from dyad.plan.towers import nbytes
 from dyad.train.cli.command_line import read_line
@@ -53,6 +56,22 @@ def test_a_recipe_at_toy_width_trains_as_without_shards(
 
     assert run(2, "fsdp2") == pytest.approx(run(1, "ddp", chunk_size=8), rel=1e-5)
     assert len(run(2, "hsdp", precision="bf16")) == 3
+
+
+def test_texts_of_a_decoder_end_with_their_token_in_training_and_in_its_export(
+    commands: Commands, tmp_path: Path
+) -> None:
+    folder, texts = tiny_llama.write(tmp_path / "llama"), ["a red cat", "the house of the rising sun", "x " * 99]
+    keys = {"task": "question_passage", "model": "decoder", "model.text.name": folder, "objective": "dpr"}
+    keys |= {"data": "question_passage", "data.train": "data/samples/topics", "data.workers": 0, "steps": 2}
+    keys |= {"global_batch_size": 8, "optim.lr": 0.01, "tracking": "local", "tracking.report": "false"}
+    words = [f"{key}={value}" for key, value in {**keys, "run.dir": tmp_path, "run.name": "run"}.items()]
+    for command in (["train", *words], ["helpers.export", f"run={tmp_path}/run", f"out={tmp_path}/out"]):
+        ended = commands.run(*command)
+        assert ended.code == 0, ended.out
+    model, theirs = dyad.load(str(tmp_path / "run"), "cpu"), SentenceTransformer(str(tmp_path / "out"), device="cpu")
+    assert theirs.tokenizer(texts[0]).input_ids[-1] == tiny_llama.VOCAB[tiny_llama.END]
+    np.testing.assert_allclose(model.encode_passage(texts), theirs.encode_document(texts), atol=1e-5)
 
 
 @pytest.mark.parametrize("model", PUBLISHED)

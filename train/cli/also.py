@@ -23,7 +23,7 @@ TAKEN = ("towers", "objective")  # names of weights of the run
 # Keys of model.* that change a loss though its towers are the run's: those of its projection and of its inputs, and
 # model.batch_norm, which `share_towers` compares, as a head may have the only batch norms
 OF_LOSS = "embed_dim head head_width classes shared batch_norm image.image_size text.context_length text.lower_case "
-OF_LOSS += "text.dense"
+OF_LOSS += "text.dense text.end_token"
 
 _last: list[tuple[TrainConfig, dict[str, TrainConfig]]] = []  # a start asks four times, and composing takes a second
 

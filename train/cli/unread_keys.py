@@ -19,6 +19,7 @@ NO_IMAGES = "task=question_passage or language_model, or data.items=texts of ano
 RANKS = "task=image_text or sequence, or data.items=pictures of another task"
 FINDS = "task=question_passage, language_model or sequence, or data.items=texts of another task"
 LABELS = "task=image_text or labelled, or data.items=pictures of another task"
+EMBEDS = "a task other than language_model"
 UNNAMED = "a tower that has no name of its own, such as model=open_clip"
 IMAGE_OPEN_CLIP = "model.image.kind=open_clip or model.text.kind=open_clip"
 HEAD = "a model.head with hidden layers"
@@ -60,7 +61,8 @@ READ_ONLY_WITH = {
     "data.passage.neg_pool",
     NO_IMAGES: "data.question. data.passage. eval.answers eval.embedding",
     "model.text.kind=transformers": "model.text.pooling model.text.lower_case model.text.dense model.text.from_scratch "
-    "model.text.lora_",
+    "model.text.end_token model.text.lora_",
+    EMBEDS: "model.text.end_token",
     "model.embed_dim=null": "model.text.dense",
     "model.text.kind=open_clip": "model.text.pretrained",
     UNNAMED: "model.name",
@@ -175,6 +177,7 @@ SPECIAL: dict[str, Callable[[TrainConfig], bool]] = {
     FINDS: lambda config: not config.has_images or config.task == "sequence",
     LABELS: lambda config: config.has_images or config.task == "labelled",
     NO_IMAGES: lambda config: config.has_texts and not config.has_images,
+    EMBEDS: lambda config: config.task != "language_model",
     UNNAMED: _has_unnamed,
     IMAGE_OPEN_CLIP: lambda config: any(_open_clip(config)),
     OWN_PROJECTION: lambda config: _open_clip(config) != {True} or config.model.head != "none",

@@ -27,6 +27,7 @@ ADDED = {
     "model.batch_norm": "global",
     "model.text.lower_case": False,
     "model.text.dense": False,
+    "model.text.end_token": False,
     "optim.name": "adamw",
     "optim.layer_decay": None,
     "optim.ema": None,

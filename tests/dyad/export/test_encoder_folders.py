@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import tiny_bert
+from helpers import tiny_bert, tiny_llama
 from helpers.export import near
 from helpers.messages import raises
 from helpers.towers import transformers_folder
@@ -16,10 +16,15 @@ from torch import Tensor, nn
 from torch.nn.functional import normalize
 from transformers import AutoModel, AutoTokenizer, DPRContextEncoder, DPRQuestionEncoder
 
+import dyad
 from dyad.data.base.errors import ConfigError
 from dyad.data.config import DataConfig, PassageConfig, QuestionConfig, Title
-from dyad.export import dpr as export_dpr, sentence_transformers as export_sentence_transformers
-from dyad.export.library import ExportSource
+from dyad.export import (
+    dpr as export_dpr,
+    onnx as export_onnx,
+    sentence_transformers as export_sentence_transformers,
+)
+from dyad.export.library import ExportSource, Library
 from dyad.export.main import export
 from dyad.train.config import ModelConfig, Pooling, Task, TextTower, TextTowerConfig, TrainConfig
 from dyad.train.losses import OBJECTIVES
@@ -55,10 +60,12 @@ def source(
     title: Title = Title.join,
     pooling: Pooling = Pooling.cls,
     lora_rank: int = 0,
+    end_token: bool = False,
     **model: Any,
 ) -> ExportSource:
     """A model whose two sides and adapters differ from their start."""
-    text = TextTowerConfig(kind=TextTower.transformers, name=name, pooling=pooling, lora_rank=lora_rank)
+    options: dict[str, Any] = {"pooling": pooling, "lora_rank": lora_rank, "end_token": end_token}
+    text = TextTowerConfig(kind=TextTower.transformers, name=name, **options)
     config = TrainConfig(
         task=Task.question_passage,
         model=ModelConfig(**{"name": None, "embed_dim": None, "text": text, **model}),
@@ -168,6 +175,27 @@ def test_dpr_folders_load_by_both_classes(bert: str, shared: bool, title: Title,
     assert weights[0] != weights[1]  # other names at least
     card = (out / "README.md").read_text()
     assert "DPRQuestionEncoder" in card and "AutoModel" in card
+
+
+@pytest.mark.parametrize(
+    ("kind", "others"), [("llama", (export_dpr.LIBRARY, export_onnx.LIBRARY)), ("neox", ())], ids=["llama", "neox"]
+)
+def test_an_end_token_is_in_what_is_exported(kind: str, others: tuple[Library, ...], tmp_path: Path) -> None:
+    """GPTNeoXTokenizer would replace the post-processor of a saved folder."""
+    folder = tiny_llama.write(tmp_path / "decoder", kind)
+    of, without = (source(folder, pooling=Pooling.last, end_token=ends, lora_rank=2) for ends in (True, False))
+    for library in (export_sentence_transformers.LIBRARY, *others):
+        assert export(library, of, tmp_path / library.name) < 1e-5
+    model = SentenceTransformer(str(tmp_path / "sentence_transformers"), device="cpu")
+    loaded = dyad.load(f"st:{tmp_path}/sentence_transformers", "cpu")
+    for theirs, again, side in (
+        (model.encode_query(QUESTIONS), loaded.encode_question(QUESTIONS), "x"),
+        (model.encode_document(PASSAGES), loaded.encode_passage(PASSAGES), "y"),
+    ):
+        want = ours(of, side)
+        assert not torch.allclose(want, ours(without, side), atol=1e-2)
+        for found in (theirs, again):
+            torch.testing.assert_close(torch.as_tensor(found), want, rtol=1e-4, atol=1e-5)
 
 
 def test_adapters_are_merged(bert: str, tmp_path: Path) -> None:

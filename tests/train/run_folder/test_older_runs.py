@@ -65,3 +65,17 @@ def test_a_key_that_is_gone_is_left_out(tmp_path: Path) -> None:
     OmegaConf.save(tree, run / CONFIG)
     assert read_config(run) == compose_config(words)
     check_run(compose_config(words))
+
+
+def test_texts_of_an_older_run_of_a_decoder_have_no_end_token(tmp_path: Path) -> None:
+    """The group model=decoder sets it now: such a run is evaluated as it was, and goes on only if that is typed."""
+    words = ["experiment=llm_embedder", f"run.dir={tmp_path}", "run.name=old", "steps=1", "epochs=null"]
+    run = open_run(compose_config(words))
+    (run / "checkpoints/step_00000001").mkdir(parents=True)
+    tree: Any = OmegaConf.load(run / CONFIG)
+    del tree["model"]["text"]["end_token"]
+    OmegaConf.save(tree, run / CONFIG)
+    assert read_config(run).model.text.end_token is False
+    with raises(ConfigError, run, "model.text.end_token: False", True):
+        check_run(compose_config(words))
+    check_run(compose_config([*words, "model.text.end_token=false"]))

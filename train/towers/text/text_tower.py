@@ -20,6 +20,7 @@ from dyad.train.towers.layers import checkpoint_activations, freeze, layer_stack
 from dyad.train.towers.libraries.published import TWO_TOWERS, explain_errors
 from dyad.train.towers.libraries.sentence_transformers import SentenceFolder, sentence_folder
 from dyad.train.towers.libraries.transformers_model import load_companion, load_model
+from dyad.train.towers.text.end_token import ends_texts, with_end_token
 from dyad.train.towers.text.likelihood import Likelihood, PromptTokenizer
 from dyad.train.towers.text.pooled import Pooled
 from dyad.train.towers.text.rows import Grouped, padded_length, text_ends, token_counts
@@ -194,7 +195,8 @@ def build_text_encoder(context: BuildContext) -> tuple[Tower, TextTokenizer]:
     new linear layer to model.embed_dim. If model.embed_dim is null, it is the text projection of such a model, or with
     model.text.dense=true the Dense modules of a SentenceTransformer folder, else the identity. context: as in
     `build_text_tower`. Raises ConfigError for an unknown model, for weights that do not exist, do not fit or are not
-    complete, for a tokenizer without special tokens, and for a model.text.context_length above the model's limit.
+    complete, for a tokenizer without special tokens, for one that cannot do as model.text.end_token asks, and for a
+    model.text.context_length above the model's limit.
     """
     config, text, name = context.config, context.config.text, context.text_name
     if name is None:
@@ -213,6 +215,10 @@ def build_text_encoder(context: BuildContext) -> tuple[Tower, TextTokenizer]:
     if text.lower_case:  # before the tokenizer's own normalisation, as sentence-transformers does for do_lower_case
         backend = tokenizer.backend_tokenizer
         backend.normalizer = Sequence([Lowercase(), *filter(None, [backend.normalizer])])
+    end = None
+    if text.end_token and not ends_texts(tokenizer):
+        tokenizer = with_end_token(tokenizer, key)
+        end = cast(int, tokenizer.eos_token_id)
     pad = _padding(tokenizer, tokenizer.padding_side if one_length else "right")
     _set_training(encoder, config)
     width = encoder.config.hidden_size
@@ -222,7 +228,7 @@ def build_text_encoder(context: BuildContext) -> tuple[Tower, TextTokenizer]:
         projection = own_projection
     else:
         projection = _dense(name, width, pretrained) if text.dense else nn.Identity()
-    tower = Tower(Pooled(encoder, pooling, pad, one_length), projection, cache_mb=config.frozen_cache_mb)
+    tower = Tower(Pooled(encoder, pooling, pad, one_length, end), projection, cache_mb=config.frozen_cache_mb)
     return tower, TextTokenizer(tokenizer, _limit(config, encoder, tokenizer))
 
 
