@@ -144,12 +144,13 @@ def random_batch(config: TrainConfig, b: int, W: int, D: int) -> Batch:
     m = -(-classes // W) if classes > 1 else b
     x, y = (F.normalize(torch.randn(rows, 1 if classes == 1 else D)) for rows in (b, m))
     batch = Batch(x, y, ids, ids, torch.arange(m), positives=ids % m if classes > 1 else None)
+    if config.data.teacher is not None:
+        batch.teacher = torch.zeros(b)
     if further:
         number = torch.arange(further)
         row = number * b // further
-        batch.extra = Extra(y[row], row, b + number, torch.zeros(further, dtype=torch.bool))
-        if config.data.teacher is not None:
-            batch.extra.teacher, batch.teacher = torch.zeros(further), torch.zeros(b)
+        scores = None if config.data.teacher is None else torch.zeros(further)
+        batch.extra = Extra(y[row], row, b + number, torch.zeros(further, dtype=torch.bool), teacher=scores)
         if config.objective.draws:
             batch.extra.log_q, batch.y_log_q = torch.zeros(further), torch.zeros(b)
     if images := b * config.data.negatives.pictures:

@@ -19,6 +19,7 @@ from dyad.plan.towers import FakeTowers, nbytes
 from dyad.run.class_names import resolve_classes
 from dyad.train.config import Precision, TargetKind, TrainConfig
 from dyad.train.distributed.world import World
+from dyad.train.losses.options.common import SCORED
 from dyad.train.run_schedule import total_steps
 from dyad.train.step.chunks import chunk_count
 from dyad.train.step.graph_cache import SPARE
@@ -206,6 +207,8 @@ class RunPlan:
         of_batch = B * (1 + k) - 1, "", f"B·(1 + {k}) - 1, {k} hard negatives a row"
         if drawn := config.objective.drawn_items(B):
             of_batch = drawn, "", "items drawn for each batch"
+        if config.objective.inputs in SCORED and not getattr(config.objective, "contrastive", 0.0):
+            of_batch = k, "", f"{k} hard negatives a row; items of other rows are none"
         rows: Rows = {
             "negatives of an anchor": (classes - 1, "", "classes - 1") if classes > 1 else of_batch,
             "samples": (self.samples, "", "of data.train, by its indexes or its first shard"),

@@ -285,6 +285,20 @@ def test_the_hours_hold_what_is_sent(sixteen: RunPlan, toy: str) -> None:
     assert seconds_sent("all-gather", 450e9, 8, slow.devices) == 7 / 8  # within a node
 
 
+@pytest.mark.parametrize(
+    ("words", "sent", "negatives"),
+    [
+        (["experiment=sts"], [8 * 2 * 4, 8 * 4], 0),  # two numbers of each of eight pairs, and the gradient of one
+        (["experiment=mnrl", "objective=distill_kl", "data.teacher=x"], [2 * 4 * 8, 0], 1),  # four sizes of two ranks
+    ],
+)
+def test_given_scores_are_planned(exact_bert: Path, words: list[str], sent: list[int], negatives: int) -> None:
+    config = compose_config([*words, f"model.text.name={exact_bert}", "data.train=x", "steps=1"])
+    found = small_step(config, 4, 2, 8).sent
+    assert [found[kind] for kind in ("all-gather", "reduce-scatter")] == sent, found
+    assert RunPlan(config).data()["negatives of an anchor"][0] == negatives
+
+
 @pytest.mark.parametrize("ranks", [1, 4])
 def test_a_plan_needs_no_item_of_a_file_of_weights(ranks: int, tmp_path: Path) -> None:
     """Its batches are random; further columns have weights too, and keys are sent."""
