@@ -20,7 +20,7 @@ from dyad.data.sequence.files import events_left_out
 from dyad.data.shards import manifest
 from dyad.data.shards.sources import written_sources
 from dyad.eval.encode.encoder import Encoder
-from dyad.run.best_checkpoint import BestCheckpoint, choices
+from dyad.run.best_checkpoint import BestCheckpoint, choices, evaluations_since
 from dyad.run.calibrate import describe_inputs
 from dyad.run.components import Components, batch_norms
 from dyad.run.mining_refresh import NegativeRefresh
@@ -187,11 +187,18 @@ class TrainingRun:
         return monitor
 
     def build_best(self, writer: CheckpointWriter, log: Callable[[str], None]) -> BestCheckpoint:
-        """Build the BestCheckpoint, which finds the best checkpoint of the run. In a resumed run, it starts with the
-        best that the checkpoint recorded. writer: writes the checkpoints. log: called with each line to print."""
+        """Build the BestCheckpoint, which finds the best checkpoint of the run and may end the run early. In a resumed
+        run, it starts with the best that the checkpoint recorded, and with the evaluations since then.
+
+        Every rank must call it, after rank 0 has opened the logger, which removes later records from metrics.jsonl.
+        writer: writes the checkpoints. log: called with each line to print.
+        """
         metric, found = self.config.checkpoint.best, best_of_resumed(self.source, self.restored, self.folder, log)
         higher = choices(self.components.evaluators).get(metric or "", True)
-        return BestCheckpoint(metric, higher, self.folder, self.world, writer.wait, log, found)
+        patience, later = self.config.checkpoint.patience, ()
+        if metric is not None and patience is not None:
+            later = from_rank_0(self.world, lambda: evaluations_since(self.folder, metric, found))
+        return BestCheckpoint(metric, higher, self.folder, self.world, writer.wait, log, found, patience, later)
 
     def batches(self, encoder: Encoder, copy_timer: LocalTimer, log: Callable[[str], None]) -> Iterable[Batch]:
         """Return an iterable of this rank's batches, one per step of the run. If there are auxiliary losses, each batch

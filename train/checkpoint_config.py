@@ -15,15 +15,24 @@ class CheckpointConfig:
         "metric of the evaluations whose best checkpoint stays beside the newest, e.g. val/image_to_text_R@1, as in "
         "metrics.jsonl; RUN@best names it in init_from, eval, export",
     )
+    patience: int | None = described(
+        None, "evaluations in a row without a better checkpoint.best after which the run ends; null: never", least=1
+    )
 
 
 def best_rules(checkpoint: CheckpointConfig, eval_every: int, evaluates: bool) -> Iterator[str]:
-    """Yield an error message if checkpoint.best is set and the run has no evaluations among which to choose the best.
+    """Yield an error message if checkpoint.best is set and the run has no evaluations among which to choose the best,
+    or if checkpoint.patience is set without checkpoint.best.
 
     eval_every: steps between evaluations; 0: at the end only. evaluates: whether the run has data to evaluate on.
     """
     start = f"checkpoint.best={checkpoint.best}"
     if checkpoint.best is None:
+        if checkpoint.patience is not None:
+            yield (
+                f"checkpoint.patience={checkpoint.patience}: counts evaluations without a better checkpoint.best. Set "
+                "checkpoint.best=METRIC and eval.every, e.g. checkpoint.best=val/image_to_text_R@1 eval.every=100"
+            )
         return
     if not evaluates:
         yield f"{start}: this run evaluates nothing. Set data.val or eval.suite"

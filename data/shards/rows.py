@@ -71,23 +71,29 @@ class Rows:
         when the row is neither a JSON object nor a row of a table, for example a tar sample without a .json file.
         Raises DataError when the file has changed since it was indexed; SampleError when the row's bytes are
         damaged."""
-        members = self.shards.read(i)
-        try:
-            if "json" in members:
-                value = parse_json(members["json"])
-                if not isinstance(value, dict):
-                    raise ValueError(f"a {type(value).__name__}, not an object {{…}}")
-                return value
-            if "tsv" in members:
-                index = self.shards.locate(i)[0]
-                names, named = _header(index.path, index.sha256, index.size, index.mtime)
-                fields = dict(zip(names, cells(members["tsv"], quoted=named), strict=True))
-                if named and "text" in fields:
-                    fields["text"] = fields["text"].strip('"')  # as DPR reads passages
-                return fields
-        except ValueError as error:
-            raise BadRow("unreadable row", str(error)) from error
-        raise BadRow("no json member", f"its members are {', '.join(members)}")
+        index = self.shards.locate(i)[0]
+        return parse_row(self.shards.read(i), lambda: _header(index.path, index.sha256, index.size, index.mtime))
+
+
+def parse_row(members: dict[str, bytes], columns: Callable[[], tuple[list[str], bool]]) -> dict[str, Any]:
+    """Convert a row, as the members of its sample, to a dict, field name -> value. columns: returns the column names of
+    the table that the row is of, and whether its first line has them. Raises BadRow when the row is neither a JSON
+    object nor a row of a table."""
+    try:
+        if "json" in members:
+            value = parse_json(members["json"])
+            if not isinstance(value, dict):
+                raise ValueError(f"a {type(value).__name__}, not an object {{…}}")
+            return value
+        if "tsv" in members:
+            names, named = columns()
+            fields = dict(zip(names, cells(members["tsv"], quoted=named), strict=True))
+            if named and "text" in fields:
+                fields["text"] = fields["text"].strip('"')  # as DPR reads passages
+            return fields
+    except ValueError as error:
+        raise BadRow("unreadable row", str(error)) from error
+    raise BadRow("no json member", f"its members are {', '.join(members)}")
 
 
 @lru_cache(maxsize=1024)

@@ -109,7 +109,7 @@ class ImageTable:
         except DataError as error:
             raise BadRow("undecodable image", f"{name}: {error}") from None
         members = {suffix: encoded}
-        if captions := self._captions(fields):
+        if captions := self.captions(fields):
             members["txt"] = checked_size("txt", "\n\n".join(captions).encode())
         used = {self.image, self.caption} if self.options.template is None else {self.image}  # a label stays a field
         if not {*self.table.columns} <= used:
@@ -144,7 +144,7 @@ class ImageTable:
         others = (os.path.join(self.table.folder, normalize(form, value)) for form in ("NFC", "NFD"))
         return next(filter(os.path.exists, others), path)
 
-    def _captions(self, fields: Fields) -> list[str]:
+    def captions(self, fields: Fields) -> list[str]:
         """Return the captions of a row from its caption column, which holds a text or a list of texts. Line breaks
         become blanks. A text in the column txt is instead split into captions, which may have several lines. With a
         blank caption a row has none. Raises BadRow for a caption that is no text, for none with options.captioned, and

@@ -41,6 +41,7 @@ from dyad.data.shards.sources import ShardSource, WrittenSource, written_sources
 from dyad.data.shards.storage import open_buffered, open_ranges, scheme_of, stat
 from dyad.data.tables.folders import tables_of
 from dyad.doctor.machine import size
+from dyad.doctor.texts import cut_texts
 from dyad.run.checks import check_sweep, training_files
 from dyad.run.components import batch_norms
 from dyad.train.config import LISTED, ImageTower, Task, TextTower, TrainConfig, Wandb
@@ -246,8 +247,9 @@ def model(config: TrainConfig) -> Iterator[Finding]:
     """Yield findings (lines marked ok, warn or fail, with a fix) on the files of the towers, whether each is on this
     machine.
 
-    If all are, the towers are built without loading weights, and further findings give the number of weights and the
-    statistics that batch norms use. Raises ConfigError for a model that cannot be built.
+    If all are, the towers are built without loading weights, and further findings give the number of weights, the texts
+    that are too long for the tower (see `cut_texts`), and the statistics that batch norms use. Raises ConfigError for a
+    model that cannot be built.
     """
     complete = True
     for key, name, wanted in _sources(config):
@@ -261,7 +263,8 @@ def model(config: TrainConfig) -> Iterator[Finding]:
     with torch.device("meta"):  # no memory, no weights
         if config.task is Task.image_text:
             context = BuildContext(config.model, load_pretrained=False)
-            towers: list[nn.Module] = [build_image_tower(context)[0], build_text_tower(context)[0]]
+            text, tokenize = build_text_tower(context)
+            towers: list[nn.Module] = [build_image_tower(context)[0], text]
             set_batch_norms(nn.ModuleList(towers).train(), config.model.batch_norm)  # build_model does it for others
         else:
             some = [config.data.rare] if config.data.rare else ["", ""]  # the data are not read for all classes
@@ -270,9 +273,11 @@ def model(config: TrainConfig) -> Iterator[Finding]:
             built = build_model(replace(config, run=own), load_pretrained=False)
             check_texts(config, built)
             towers = [built.towers]
+            tokenize = built.tokenize
     modules = nn.ModuleList(towers).train()
     yield ok("model", f"builds with {sum(p.numel() for p in modules.parameters()) / 1e6:.1f} M weights")
     yield from (ok("model", line) for line in describe_choices(config))
+    yield from cut_texts(config, tokenize)
     if line := batch_norms(config, modules, int(os.environ.get("WORLD_SIZE", "1"))):
         yield ok("batch norm", line)
 

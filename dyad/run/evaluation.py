@@ -18,21 +18,22 @@ class Evaluation:
     """Evaluates the current weights: `evaluation(step)` runs all evaluators and returns their metrics, name → value.
 
     All ranks must call every method; rank 0 writes the newest results to eval/*.json in the run's `folder`. examples:
-    how many example cases of each kind the results of the step `last_step` contain; results of earlier steps contain
-    none. log: called with a line if files cannot be written, which does not stop the run. results: on rank 0, the
-    results of the newest evaluation as they are written, one per evaluator; else [].
+    how many example cases of each kind the results of a step contain for which may_be_last(step) is true: whether the
+    run may end there, the same on all ranks. Results of other steps contain none. log: called with a line if files
+    cannot be written, which does not stop the run. results: on rank 0, the results of the newest evaluation as they are
+    written, one per evaluator; else [].
     """
 
     evaluators: Sequence[Evaluator]
     encoder: Encoder
     folder: Path
-    last_step: int
+    may_be_last: Callable[[int], bool]
     examples: int
     log: Callable[[str], None]
     results: list[dict[str, Any]] = field(default_factory=list, init=False)
 
     def __call__(self, step: int) -> dict[str, float]:
-        examples = self.examples if step == self.last_step else None
+        examples = self.examples if self.may_be_last(step) else None
         with self.encoder.weights():
             reports = [(evaluator, evaluator.report(self.encoder, examples)) for evaluator in self.evaluators]
         rank_0_only(self.encoder.world, lambda: self._write(reports, step))

@@ -53,7 +53,7 @@ def train_or_plan(config: TrainConfig) -> None:
     such as SIGTERM).
     """
     from dyad.train.distributed.compile_caches import use_local_caches
-    from dyad.train.run_folder.folder import is_finished, run_folder, shorter_run
+    from dyad.train.run_folder.folder import SINCE_BEST, is_finished, recorded_state, run_folder, shorter_run
 
     use_local_caches()
     if config.planned:
@@ -66,7 +66,9 @@ def train_or_plan(config: TrainConfig) -> None:
         if _is_rank_0():
             from dyad.eval.results.write import print_tables, saved_results
 
-            print(f"already finished: {run_folder(config)}")
+            patience = config.checkpoint.patience
+            early = f", stopped early: checkpoint.patience={patience}. More of it, or null, goes on"
+            print(f"already finished: {run_folder(config)}{early * (SINCE_BEST in recorded_state(run_folder(config)))}")
             print_tables(saved_results(run_folder(config)))
         return
     if _is_rank_0() and (shorter := shorter_run(config)):

@@ -29,7 +29,7 @@ from dyad.train.monitor.postmortem import record_allocations
 from dyad.train.monitor.profiler import traced
 from dyad.train.monitor.stragglers import LocalTimer
 from dyad.train.monitor.telemetry import Telemetry
-from dyad.train.run_folder.folder import all_keys, recorded_activation, recorded_caption_per, run_folder
+from dyad.train.run_folder.folder import SINCE_BEST, all_keys, recorded_activation, recorded_caption_per, run_folder
 from dyad.train.run_folder.ledger import Ledger
 from dyad.train.run_folder.run_state import RunState
 from dyad.train.run_folder.saving import CheckpointWriter
@@ -90,11 +90,15 @@ def train_run(world: World, config: TrainConfig) -> None:
         encoder = Encoder.of(config, components.model, world, lambda: any_rank(stop.requested, world))
         encoder = replace(encoder, weights=components.step.average.applied)
         cut = replace(encoder, width=config.eval.width)
-        evaluation = Evaluation(components.evaluators, cut, folder, schedule.total_steps, config.eval.examples, log)
         ledger = stack.enter_context(Ledger(folder if world.rank == 0 else None, schedule.first_step, log))
         monitor = run.build_monitor(ledger, log)
         writer = stack.enter_context(CheckpointWriter(folder, config.checkpoint.keep, before_save, schedule, log))
         best = run.build_best(writer, log)
+
+        def may_be_last(step: int) -> bool:
+            return step == schedule.total_steps or best.may_end(step)
+
+        evaluation = Evaluation(components.evaluators, cut, folder, may_be_last, config.eval.examples, log)
         save = partial(run.save, writer, monitor, logger, best)
 
         # Train
@@ -126,10 +130,15 @@ def train_run(world: World, config: TrainConfig) -> None:
             logger=logger,
             telemetry=telemetry,
             is_best=best,
+            ends=best.ends,
         )
 
         # How it ended
-        run_state.write(status, step, checkpoint_seconds=round(writer.seconds, 3), best=best.known(step))
+        ended_early = best.ends(step) and step < schedule.total_steps
+        early = {SINCE_BEST: len(best.later)} if ended_early else {}
+        run_state.write(status, step, checkpoint_seconds=round(writer.seconds, 3), best=best.known(step), **early)
+        if ended_early:
+            log(best.describe_end(step))
         if bad := monitor.bad_samples.total:
             log(f"{bad:,} samples could not be used, others took their place: {ledger.path}")
         command = f"the same command{' without resume=never' * (config.resume.mode == 'never')}"

@@ -22,7 +22,7 @@ from dyad.eval.results.kinds import Number, groups, headline, label, meanings, s
 from dyad.eval.results.summary import SYSTEMS, Result, classes, confusions, finite, number, part, score, signed
 from dyad.train.config import TrainConfig
 from dyad.train.losses import OBJECTIVES
-from dyad.train.run_folder.folder import all_keys, by_section
+from dyad.train.run_folder.folder import SINCE_BEST, all_keys, by_section
 
 FIRST = 8  # the number of data sets that have charts and example cases on the page; others have numbers alone
 GALLERIES = 3_000_000  # the most bytes of all example cases; every other part of the page has a bound of its own
@@ -218,6 +218,7 @@ def _facts(run: RunFolder) -> dict[str, str]:
     speed = f", {timed_steps * size / seconds:,.0f} pairs a second" if seconds and size else ""
     rate, rate_of_each = (last_value(history, f"train/samples_per_second{of}") for of in ("", "_per_device"))
     steps, total, best = f"{run.step:,}", run.state.get("total_steps"), run.state.get("best")
+    early = f", stopped early, {since} evaluations after the best" if (since := run.state.get(SINCE_BEST)) else ""
     epochs = last_value(history, "epoch") or 0
     samples = epochs and (last_value(history, "samples_seen") or 0) / epochs
     found = {
@@ -229,7 +230,7 @@ def _facts(run: RunFolder) -> dict[str, str]:
         "samples": f"{samples:,.0f} an epoch, seen {epochs:.3g} times each" if samples else "",
         "evaluated on": joined([*_list(options.get("data.val")), *_list(options.get("eval.suite"))]),
         "began with": public_path(joined(options.get("init_from"))),
-        "steps": steps if total is None else f"{steps} of {total:,}",
+        "steps": steps if total is None else f"{steps} of {total:,}{early}",
         "best": f"step {best['step']:,}, {best['metric']} {best['value']:.4f}" if best else "",
         "batch": f"{size:,.0f} pairs over all processes",
         "training": changed.get("training", ""),

@@ -112,6 +112,7 @@ class StateFile(TypedDict, total=False):
     step: Count | None
     total_steps: Count
     best: Best | None
+    evaluations_since_best: Count
     time: str | None
     error: str | None
 

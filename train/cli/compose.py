@@ -40,6 +40,7 @@ from dyad.train.config import TrainConfig
 from dyad.train.config_rules import check_values
 from dyad.train.losses import OBJECTIVES
 from dyad.train.run_folder.folder import all_keys
+from dyad.train.run_folder.older_runs import RENAMED
 from dyad.train.towers.libraries.sentence_transformers import fill_defaults, open_schema
 
 # Group → what to write for a name or file which is none of the group's choices
@@ -294,16 +295,16 @@ def _check_override(word: str, known: Iterable[str], choices: Mapping[str, Seque
 def _nearest_key(word: str, known: Iterable[str]) -> str:
     """Return a hint for the unknown key `word`, to append to a message; "" if nothing helps.
 
-    The hint is the first of these that exists: advice (ADVICE), a known key with the same last part, our key for a name
-    that other trainers use (SYNONYMS), a known key with a similar spelling. People forget the section of a key more
-    often than its name.
+    The hint is the first of these that exists: advice (ADVICE), the present name of an older key (RENAMED), a known key
+    with the same last part, our key for a name that other trainers use (SYNONYMS), a known key with a similar spelling.
+    People forget the section of a key more often than its name.
     """
     leaf = word.rpartition(".")[2]
     name = leaf.lower().replace("-", "_")
     if name in ADVICE:
         return f" {ADVICE[name]}"
     leaves = {k.rpartition(".")[2]: k for k in sorted(known, reverse=True)}
-    if key := leaves.get(leaf) or SYNONYMS.get(name):
+    if key := RENAMED.get(word) or leaves.get(leaf) or SYNONYMS.get(name):
         return f" Did you mean '{key}'?"
     return nearest(word, known) or re.sub("(?<=').+(?=')", lambda found: leaves[found[0]], nearest(leaf, leaves))
 

@@ -11,6 +11,7 @@ OTHER_NAMES = {
     "checkpoint.best": "load_best_model_at_end metric_for_best_model",
     "checkpoint.every": "save_every save_steps",
     "checkpoint.keep": "save_total_limit",
+    "checkpoint.patience": "early_stopping_patience",
     "chunk_size": "accum_freq gc_p_chunk_size gc_q_chunk_size grad_cache gradient_accumulation_steps "
     "micro_batch_size mini_batch_size",
     "compile": "torch_compile",
@@ -37,7 +38,6 @@ OTHER_NAMES = {
     "objective.temperature": "logit_scale scale tau",
     "optim.clip_norm": "gradient_clip_val max_grad_norm",
     "optim.lr": "learning_rate",
-    "optim.max_skipped": "patience",
     "optim.schedule": "lr_scheduler_type scheduler",
     "optim.ema": "ema_decay model_ema model_ema_decay use_ema",
     "optim.layer_decay": "layer_wise_lr_decay llrd lr_layer_decay",

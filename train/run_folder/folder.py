@@ -30,6 +30,7 @@ from dyad.train.run_folder.older_runs import ADDED, UNNAMED, UNRECORDED, in_firs
 
 CONFIG, STATE, REPORT = "config.yaml", "run_state.json", "report.html"
 RESUMED_FROM = "resumed_from"  # key of run_state.json: the checkpoint that resume= named when the run began there
+SINCE_BEST = "evaluations_since_best"  # key of run_state.json, of a run that checkpoint.patience has ended early
 BEST_SUFFIX = "@best"
 FORMAT = 1  # version of the run folder, in run_state.json (1 if it has none); raised by the rule in checkpoint.py
 LARGEST, DEEPEST = 1 << 20, 64  # the most bytes, and the most levels of nesting, of a config.yaml that is read
@@ -310,20 +311,19 @@ def is_finished(config: TrainConfig) -> bool:
     """Whether the run of this configuration is finished: run_state.json says so, and its last checkpoint exists.
 
     With tracking.report, its report.html must exist too, as it is written last. Always False if resume_mode is not
-    auto, if `config` has other values of steps or epochs than the run had, or if resume.allow_batch_change or
-    resume.allow_more_data is set, as these options may make the run longer.
+    auto, or if resume.allow_batch_change or resume.allow_more_data is set, as these may make the run longer. `config`
+    must have the steps and epochs of the run; of one that ended early, no more checkpoint.patience and the same metric.
     """
     folder, resume = run_folder(config), config.resume
-    # more data or another batch size may have made the run longer
     if resume_mode(config) != "auto" or resume.allow_batch_change or resume.allow_more_data:
         return False
     state = recorded_state(folder)
-    step = state.get("step")
-    if state.get("status") != "finished" or type(step) is not int or not folder_of(folder, step).exists():
+    whole = state.get("status") == "finished" and (not config.tracking.report or (folder / REPORT).exists())
+    if not whole or type(step := state.get("step")) is not int or not folder_of(folder, step).exists():
         return False
-    if config.tracking.report and not (folder / REPORT).exists():  # killed before it was written
-        return False
-    old = _resumed_keys(config) or {}
+    old, patience = _resumed_keys(config) or {}, config.checkpoint.patience
+    if type(since := state.get(SINCE_BEST)) is int:
+        return patience is not None and patience <= since and config.checkpoint.best == old.get("checkpoint.best")
     return all(old.get(key) == getattr(config, key) for key in LENGTH)
 
 
@@ -342,7 +342,7 @@ def shorter_run(config: TrainConfig) -> Path | None:
             other = replace(config, **{key: value or None for key, value in length.items()})
             shorter = all(length[key] <= (getattr(config, key) or 0) for key in LENGTH)
             if shorter and other != config and run_folder(other) == folder and is_finished(other):
-                return folder
+                return None if SINCE_BEST in recorded_state(folder) else folder  # a longer one would have ended there
     return None
 
 

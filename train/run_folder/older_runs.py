@@ -56,6 +56,7 @@ ADDED = {
     "data.augment.solarise": 0.0,
     "objective.matryoshka": [],
     "eval.width": None,
+    "checkpoint.patience": None,
     **{f"{section}.{key.name}": key.default for section, options in SECTIONS.items() for key in fields(options)},
 }
 # Keys whose value in an older run is unknown if its config.yaml lacks them; others had the value in ADDED

@@ -6,10 +6,11 @@
 hosts: after an error, the machines of the ranks that failed, if it was a hardware failure. While the run goes on also
 "pid" and "host": the process that writes the file, and its machine. At the end of a run also
 "checkpoint_seconds": seconds spent writing checkpoints since the start, most of them in the background; and "best": the
-best checkpoint (best_record.py), or null. Of a run that began at a checkpoint named by resume=, also "resumed_from":
-that name; a start that names it again goes on with the run. A run that was killed still says "running". torchrun turns
-every exit code into 1, so decide by this file whether to requeue a job. The lock keeps a second run out of a folder
-that is in use.
+best checkpoint (best_record.py), or null. Of a run that checkpoint.patience has ended before total_steps also
+"evaluations_since_best": how many evaluations in a row were not better. Of a run that began at a checkpoint named by
+resume=, also "resumed_from": that name; a start that names it again goes on with the run. A run that was killed still
+says "running". torchrun turns every exit code into 1, so decide by this file whether to requeue a job. The lock keeps a
+second run out of a folder that is in use.
 """
 
 import fcntl

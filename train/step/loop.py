@@ -27,6 +27,7 @@ def fit(
     logger: Logger,
     telemetry: Callable[[Batch, int, float], Mapping[str, float]] = lambda *_: {},
     is_best: Callable[[int, Mapping[str, float]], bool] = lambda *_: False,
+    ends: Callable[[int], bool] = lambda _: False,
 ) -> tuple[str, int]:
     """Run the optimiser steps first_step … total_steps - 1 of the schedule, counted from 0. Every rank must call it.
 
@@ -41,7 +42,8 @@ def fit(
     checkpoint must be on the disk on return. should_stop(): whether to stop, the same on all ranks. logger: takes the
     scalars. telemetry(batch, steps, batch_time): returns metrics of the device when a step is logged; steps: the number
     of steps since the last call; batch_time: their mean duration in seconds. is_best(step, results): whether the
-    results of an evaluation are the best so far; then a checkpoint is written, too.
+    results of an evaluation are the best so far; then a checkpoint is written, too. ends(step): whether the run ends
+    after `step` steps, before total_steps, the same on all ranks; it is asked after the evaluation of this step.
 
     A stop is requested by should_stop(), which is asked after each step, or by the error Stopped, which evaluate and
     batches may raise on all ranks. The scalars of a step are logged before its checkpoint is written, so each step is
@@ -60,10 +62,13 @@ def fit(
                     logger.log(done, results)
                 owed = False
                 save_due |= is_best(done, results)
-            if save_due:
+            ended = ends(done)
+            if save_due or (ended and done > schedule.first_step):
                 start = perf_counter()
-                save(done, owed, done == schedule.total_steps)
+                save(done, owed, ended or done == schedule.total_steps)
                 stopwatch.saving += perf_counter() - start
+            if ended:
+                return "finished", done
             requested = perf_counter()
             batch = next(batches, None) if schedule.first_step < schedule.total_steps else None
             if (batch is None) != (done == schedule.total_steps):

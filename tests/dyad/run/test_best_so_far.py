@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 from helpers.messages import raises
+from helpers.rows import write_lines
 
 from dyad.data.base.errors import ConfigError
 from dyad.eval.encode.encoder import Encoder, Evaluator, Report
-from dyad.run.best_checkpoint import BestCheckpoint, choices, refuse_unknown_metric
+from dyad.run.best_checkpoint import BestCheckpoint, choices, evaluations_since, refuse_unknown_metric
 from dyad.run.resume import RestoredState, ResumeSource, best_of_resumed
 from dyad.train.cli.also import auxiliary_configs
 from dyad.train.cli.compose import compose_config
@@ -102,6 +103,46 @@ def test_a_resumed_run_keeps_the_best_of_its_checkpoint(tmp_path: Path) -> None:
     assert best_of_resumed(ResumeSource(), RestoredState(), run, said.append) == [] and len(said) == 3
 
 
+@pytest.mark.parametrize(
+    ("patience", "values", "end"),
+    [
+        (1, [0.1, 0.3, 0.3], 3),  # an equal one is not better
+        (2, [0.1, 0.0, 0.2, 0.1, NAN], 5),
+        (2, [NAN, NAN, 0.5], 2),
+        (3, [0.1, 0.0, 0.0, 0.2, 0.1, 0.1, 0.1], 7),
+        (None, [0.1, 0.0, 0.0, 0.0], None),
+        (9, [0.1, 0.0, 0.0, 0.0], None),
+    ],
+)
+def test_when_patience_ends(patience: int | None, values: list[float], end: int | None, tmp_path: Path) -> None:
+    """Evaluations are those of steps 1, 2, …; the last is the only one that was announced as perhaps the last."""
+    best = best_of(tmp_path, RECALL)
+    best.patience = patience
+    for step, value in enumerate(values, 1):
+        may_end, is_better = best.may_end(step), best(step, {RECALL: value})
+        if is_better:
+            write(tmp_path, step)
+        assert best.ends(step) is (step == end) and not best.ends(step + 1)
+        assert may_end or step != end
+        if step == end:
+            break
+    if end is not None and patience is not None:
+        said = best.describe_end(end)
+        assert f"stopped early at step {end}: {RECALL} was " in said and f"checkpoint.patience={patience}" in said
+        assert (f"{patience} evaluation" in said) and ("not finite" in said) is (end == 2)
+
+
+def test_the_evaluations_of_a_resumed_run_count(tmp_path: Path) -> None:
+    lines = [{"step": n, RECALL: 0.1, RANK: 2.0} for n in (2, 4, 4, 6)] + [{"step": 7, "train/loss": 1.0}]
+    lines.append({"step": 8, RECALL: None})
+    found = [Best(metric=RECALL, value=0.1, step=2)]
+    assert evaluations_since(tmp_path, RECALL, found) == ()
+    write_lines(tmp_path / "metrics.jsonl", lines)
+    assert evaluations_since(tmp_path, RECALL, found) == (4, 6, 8)
+    assert evaluations_since(tmp_path, RECALL, []) == (2, 4, 6, 8)
+    assert evaluations_since(tmp_path, RANK, found) == ()  # the next evaluation is the best by this metric
+
+
 def test_a_metric_that_no_evaluation_ranks_by(tmp_path: Path) -> None:
     evaluators = [Ranked("val", ""), Silent("eval/other", "")]
     for metric in (None, RECALL, RANK):
@@ -118,6 +159,7 @@ MISTAKES: dict[str, Callable[[], object]] = {
     "data.val": lambda: check_values(compose_config(["checkpoint.best=val/R@1", "eval.every=2"])),
     "eval.every=0": lambda: check_values(compose_config(["checkpoint.best=val/R@1", "data.val=a.tar"])),
 }
+PATIENCE = ["checkpoint.patience=3", "eval.every=2", "data.val=a.tar"]
 
 
 @pytest.mark.parametrize("named", MISTAKES)
@@ -126,8 +168,19 @@ def test_a_best_of_nothing_is_refused_before_torch_is_loaded(named: str) -> None
         MISTAKES[named]()
 
 
+def test_patience_without_a_metric_is_refused() -> None:
+    with raises(ConfigError, "checkpoint.patience=3", "checkpoint.best=METRIC"):
+        check_values(compose_config(PATIENCE))
+    with raises(ConfigError, "checkpoint.patience=0"):
+        check_values(compose_config([*PATIENCE[1:], "checkpoint.patience=0", "checkpoint.best=val/R@1"]))
+    with raises(ConfigError, "eval.every=0"):
+        check_values(compose_config([PATIENCE[0], PATIENCE[2], "eval.every=0", "checkpoint.best=val/R@1"]))
+    check_values(compose_config([*PATIENCE, "checkpoint.best=val/R@1"]))
+
+
 def test_auxiliary_losses_do_not_ask_for_evaluations_of_their_own() -> None:
     words = ["data.train=a.tar", "data.val=b.tar", "steps=4", "eval.every=2", "checkpoint.best=val/image_to_text_R@1"]
+    words.append("checkpoint.patience=2")
     views = "also.views='task=views data=simclr objective=simclr data.train=a.tar data.val=null'"
     (auxiliary,) = auxiliary_configs(compose_config([*words, views])).values()
-    assert auxiliary.checkpoint.best is None
+    assert auxiliary.checkpoint.best is None and auxiliary.checkpoint.patience is None

@@ -261,3 +261,30 @@ def test_times_are_means_over_the_window() -> None:
     watch.add(waited=0.0, worked=0.5)
     again = watch.read()
     assert (again["batch_time"], again["checkpoint_seconds"]) == (0.5, 0.0)
+
+
+@pytest.mark.parametrize(("first", "owed"), [(0, False), (4, True), (6, False)])
+def test_a_run_may_end_before_its_last_step(first: int, owed: bool, tmp_path: Path) -> None:
+    """`ends` is asked after the evaluation; a start at the end saves nothing again, and takes no step."""
+    schedule = RunSchedule(first, STEPS, BATCH, 1, log_every=1, evaluate_every=2, save_every=100, evaluation_owed=owed)
+    toy, evaluated, saved = Toy(), list[int](), list[tuple[int, bool, bool]]()
+
+    def evaluate(step: int) -> dict[str, float]:
+        evaluated.append(step)
+        return {}
+
+    ended = fit(
+        schedule,
+        toy.batches(first, STEPS),
+        step=toy.step,
+        monitor=quiet_monitor(),
+        diagnose=dict,
+        evaluate=evaluate,
+        save=lambda *state: saved.append(state),
+        should_stop=lambda: False,
+        logger=Logger(),
+        ends=lambda step: step == 6 and (first == 6 or 6 in evaluated),
+    )
+    assert ended == ("finished", 6)
+    assert evaluated == [step for step in (2, 4, 6) if step > first or (step == first and owed)]
+    assert saved == [(4, False, False)] * owed + [(6, False, True)] * (first < 6)

@@ -100,6 +100,10 @@ class PromptTokenizer:
                 f"Set it below {self.limit}"
             )
 
+    def uncut(self, texts: Sequence[str], _: Sequence[str] | None = None) -> list[int]:
+        """Return the number of tokens of each prompt or answer before it is cut, without `begin`."""
+        return [len(ids) for ids in self._ids(texts)]
+
     def lengths(self, tokens: Tensor) -> Lengths:
         """Return the number of entries of each row of `tokens`, (b, 1 + L), without padding: int64 (b,) in NumPy."""
         return token_counts(tokens)
