@@ -10,6 +10,9 @@ from dyad.data.config import described
 class CheckpointConfig:
     every: int = described(500, "steps between checkpoints; one is always written at the end", least=1)
     keep: int = described(3, "how many of the newest checkpoints stay", least=1)
+    keep_every: int | None = described(
+        None, "checkpoints of every so many steps stay besides, e.g. 10000, a multiple of checkpoint.every", least=1
+    )
     best: str | None = described(
         None,
         "metric of the evaluations whose best checkpoint stays beside the newest, e.g. val/image_to_text_R@1, as in "
@@ -18,6 +21,16 @@ class CheckpointConfig:
     patience: int | None = described(
         None, "evaluations in a row without a better checkpoint.best after which the run ends; null: never", least=1
     )
+
+
+def keep_rules(checkpoint: CheckpointConfig) -> Iterator[str]:
+    """Yield an error message if no checkpoint is written at some of the steps whose checkpoints are to stay."""
+    every, kept = checkpoint.every, checkpoint.keep_every
+    if kept is not None and kept % every:
+        yield (
+            f"checkpoint.keep_every={kept}: checkpoints are written every {every} steps (checkpoint.every). Set a "
+            f"multiple of {every}"
+        )
 
 
 def best_rules(checkpoint: CheckpointConfig, eval_every: int, evaluates: bool) -> Iterator[str]:

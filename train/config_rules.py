@@ -9,7 +9,7 @@ from dyad.data.base.errors import raise_broken
 from dyad.data.base.limits import broken_limits
 from dyad.data.config import Batches, DrawnPositives, ItemKind, Mode, Shuffle
 from dyad.data.shards.storage import scheme_of
-from dyad.train.checkpoint_config import best_rules
+from dyad.train.checkpoint_config import best_rules, keep_rules
 from dyad.train.config import (
     ITEMS,
     KNOWN_BY_WEIGHTS,
@@ -58,6 +58,7 @@ def _broken(config: TrainConfig, world_size: int) -> Iterator[str]:
     """Yield a message for each rule that the configuration breaks, in the order in which they are reported."""
     yield from _general_rules(config, world_size)
     yield from _length_rules(config)
+    yield from keep_rules(config.checkpoint)
     yield from best_rules(config.checkpoint, config.eval.every, config.evaluates)
     yield from negatives_rules(config.data, config.task, getattr(config.objective, "name", ""))
     yield from _stream_rules(config)

@@ -92,7 +92,8 @@ def train_run(world: World, config: TrainConfig) -> None:
         cut = replace(encoder, width=config.eval.width)
         ledger = stack.enter_context(Ledger(folder if world.rank == 0 else None, schedule.first_step, log))
         monitor = run.build_monitor(ledger, log)
-        writer = stack.enter_context(CheckpointWriter(folder, config.checkpoint.keep, before_save, schedule, log))
+        keep, keep_every = config.checkpoint.keep, config.checkpoint.keep_every
+        writer = stack.enter_context(CheckpointWriter(folder, keep, before_save, schedule, log, keep_every))
         best = run.build_best(writer, log)
 
         def may_be_last(step: int) -> bool:

@@ -57,6 +57,7 @@ ADDED = {
     "objective.matryoshka": [],
     "eval.width": None,
     "checkpoint.patience": None,
+    "checkpoint.keep_every": None,
     **{f"{section}.{key.name}": key.default for section, options in SECTIONS.items() for key in fields(options)},
 }
 # Keys whose value in an older run is unknown if its config.yaml lacks them; others had the value in ADDED

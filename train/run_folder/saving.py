@@ -43,10 +43,11 @@ class CheckpointWriter(AbstractContextManager["CheckpointWriter"]):
 
     Leaving its `with` block waits for a checkpoint that is still being written.
 
-    folder: the run folder. keep: how many of the newest checkpoints stay on the disk. before_save: called on rank 0
-    before each checkpoint is written, to flush the logs. schedule: says at which step the next checkpoint is due. log:
-    prints a line. If a checkpoint cannot be written in the background, `log` gets the error and the step at which the
-    next one is due, and the run goes on. Attribute seconds: time spent writing so far, in the background or not.
+    folder: the run folder. keep, keep_every: which older checkpoints stay, as in `write_checkpoint`. before_save:
+    called on rank 0 before each checkpoint is written, to flush the logs. schedule: says at which step the next
+    checkpoint is due. log: prints a line. If a checkpoint cannot be written in the background, `log` gets the error and
+    the step at which the next one is due, and the run goes on. Attribute seconds: time spent writing so far, in the
+    background or not.
     """
 
     def __init__(
@@ -56,8 +57,10 @@ class CheckpointWriter(AbstractContextManager["CheckpointWriter"]):
         before_save: Callable[[], None],
         schedule: RunSchedule,
         log: Callable[[str], None],
+        keep_every: int | None = None,
     ) -> None:
-        self._run_dir, self._keep, self._before_save = folder, keep, before_save
+        self._run_dir, self._before_save = folder, before_save
+        self._keep, self._keep_every = keep, keep_every
         self._schedule, self._log = schedule, log
         # copies in host memory, by field of CheckpointState
         self._copies: dict[str, dict[str, Tensor]] = {"model": {}, "optimizer": {}, "average": {}, "target": {}}
@@ -88,7 +91,7 @@ class CheckpointWriter(AbstractContextManager["CheckpointWriter"]):
         Raises HardwareError if writing fails.
         """
         start = perf_counter()
-        write_checkpoint(self._run_dir, state, self._keep, self._before_save)
+        write_checkpoint(self._run_dir, state, self._keep, self._before_save, keep_every=self._keep_every)
         seconds = perf_counter() - start
         self.seconds += seconds
         if seconds > float(os.environ.get("DYAD_LEAD_SECONDS", "inf")):  # set by launch/slurm.sbatch
@@ -141,6 +144,7 @@ def write_checkpoint(
     keep: int,
     before_save: Callable[[], None] = lambda: None,
     wait: float = 600.0,
+    keep_every: int | None = None,
 ) -> Path:
     """Write the checkpoint `state` into the run folder, delete old checkpoints, and return the checkpoint's folder.
 
@@ -148,8 +152,9 @@ def write_checkpoint(
     seconds for the parts of the other ranks, moves them into the checkpoint and writes the manifest. The other ranks
     return when their part is written; the checkpoint is not complete by then.
 
-    The newest `keep` checkpoints up to this step stay, and the one that the entry "best" of `state.metadata` names; the
-    others up to this step are deleted, by rank 0. before_save: called first on rank 0, to flush the logs, so that the
+    The newest `keep` checkpoints up to this step stay, those of multiples of `keep_every` steps (None: no others), and
+    the one that the entry "best" of `state.metadata` names; the others up to this step are deleted, by rank 0.
+    before_save: called first on rank 0, to flush the logs, so that the
     logs on the disk never end before the step of a checkpoint. Raises HardwareError when logs or checkpoint cannot be
     written; older checkpoints then stay as they are.
     """
@@ -176,7 +181,7 @@ def write_checkpoint(
         needed = sum(t.nbytes for part in state.tensors.values() for t in part.values())
         reason = f"{error} (it needs {needed:,} bytes, {free_bytes(run_dir):,} are free)"
         raise HardwareError(f"cannot write checkpoint {final}: {reason}") from error
-    _delete_old(run_dir, state, keep)
+    _delete_old(run_dir, state, keep, keep_every)
     return final
 
 
@@ -216,11 +221,12 @@ def _rows(state: CheckpointState, key: str, tensor: Tensor) -> slice | None:
     return own if own and tensor.dim() and len(tensor) == own.stop - own.start else None
 
 
-def _delete_old(run_dir: Path, state: CheckpointState, keep: int) -> None:
-    """Delete checkpoints up to state.step, except the newest `keep` and the best, which state.metadata names."""
+def _delete_old(run_dir: Path, state: CheckpointState, keep: int, keep_every: int | None) -> None:
+    """Delete checkpoints up to state.step that `write_checkpoint` does not let stay. state.metadata names the best."""
     best = state.metadata.get(BEST) or {}
     older = [step for step in steps(run_dir) if step <= state.step][keep:]
-    for folder in (folder_of(run_dir, step) for step in older if step != best.get("step")):
+    deleted = [step for step in older if step != best.get("step") and (keep_every is None or step % keep_every)]
+    for folder in (folder_of(run_dir, step) for step in deleted):
         with suppress(OSError):  # a folder that cannot be deleted is no reason to stop
             partial = folder.with_name(f".{folder.name}.partial")
             os.rename(folder, partial)  # first: a half deleted one must not look whole

@@ -168,6 +168,11 @@ def test_a_best_of_nothing_is_refused_before_torch_is_loaded(named: str) -> None
         MISTAKES[named]()
 
 
+def test_checkpoints_that_are_never_written_cannot_stay() -> None:
+    with raises(ConfigError, "checkpoint.keep_every=700", "200"):
+        check_values(compose_config(["experiment=emoji_scratch", "checkpoint.keep_every=700"]))
+
+
 def test_patience_without_a_metric_is_refused() -> None:
     with raises(ConfigError, "checkpoint.patience=3", "checkpoint.best=METRIC"):
         check_values(compose_config(PATIENCE))

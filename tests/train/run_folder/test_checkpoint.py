@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from dyad.data.base.errors import ConfigError, DataError, HardwareError
 from dyad.train.run_folder.checkpoint import FORMAT, OLDEST, Checkpoint, find, tidy
 from dyad.train.run_folder.checkpoint_state import CheckpointState, capture, restore
+from dyad.train.run_folder.folder import steps
 from dyad.train.run_folder.locate import locate
 from dyad.train.run_folder.named_tensors import named_tensors, restore_weights
 from dyad.train.run_folder.saving import write_checkpoint
@@ -208,6 +209,14 @@ def test_retention_keeps_the_newest(saved: Path) -> None:
     assert [p.name for p in sorted((saved / "checkpoints").iterdir())] == ["step_00000006", "step_00000008"]
     write_checkpoint(saved, Run(0).state(10), keep=1)
     assert [p.name for p in (saved / "checkpoints").iterdir()] == ["step_00000010"]
+
+
+def test_retention_keeps_every_so_many_steps(tmp_path: Path) -> None:
+    for step in range(2, 16, 2):
+        write_checkpoint(tmp_path, Run(0).state(step), keep=2, keep_every=6)
+    assert steps(tmp_path) == [14, 12, 6]
+    write_checkpoint(tmp_path, Run(0).state(16), keep=1)  # a later start may want no more of them
+    assert steps(tmp_path) == [16]
 
 
 @pytest.mark.parametrize("read", [Checkpoint.read, Checkpoint.weights])
