@@ -110,11 +110,9 @@ class TextTowerConfig:
     from_scratch: bool = described(False, "transformers: take the architecture, not the weights")
     frozen: bool = described(False, "train only the projection")
     unlocked_layers: int = described(0, "of a frozen tower: the last n layers train all the same", least=0)
-    lora_rank: int = described(
-        0, "transformers: rank of adapters that train instead of the weights; 0: none", least=0, most=1 << 14
-    )
+    lora_rank: int = described(0, "rank of adapters that train instead of the weights; 0: none", least=0, most=1 << 14)
     lora_alpha: float = described(16.0, "scale of the adapters: alpha / rank", above=0)
-    lora_targets: list[str] | None = described(None, "modules that get adapters; null: the attention projections")
+    lora_targets: list[str] | None = described(None, "modules that get adapters; null: the projections of attentions")
 
     def __post_init__(self) -> None:
         self.kind = _tower("model.text.kind", self.kind, TextTower, OWN_TEXT_TOWERS)

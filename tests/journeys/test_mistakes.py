@@ -76,8 +76,8 @@ MISTAKES = {
     ),
     "objective of another task": ([EMOJI, "objective=cpc"], ["objective=cpc", "task=sequence"]),
     "key of another tower": (
-        ["model=tiny_clip", DATA, "steps=1", "model.text.lora_rank=4"],
-        ["lora_rank=4", "kind=transformers"],
+        ["model=tiny_clip", DATA, "steps=1", "model.text.lower_case=true"],
+        ["lower_case=true", "kind=transformers"],
     ),
     "key of the other task": ([EMOJI, "eval.depth=200"], ["eval.depth=200", "task=question_passage"]),
     "key of another option": ([EMOJI, "optim.cooldown=3"], ["optim.cooldown=3", "const-cooldown"]),

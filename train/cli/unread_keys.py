@@ -61,7 +61,8 @@ READ_ONLY_WITH = {
     "data.passage.neg_pool",
     NO_IMAGES: "data.question. data.passage. eval.answers eval.embedding",
     "model.text.kind=transformers": "model.text.pooling model.text.lower_case model.text.dense model.text.from_scratch "
-    "model.text.end_token model.text.lora_",
+    "model.text.end_token",
+    "model.text.kind=open_clip or transformers": "model.text.lora_",
     EMBEDS: "model.text.end_token",
     "model.embed_dim=null": "model.text.dense",
     "model.text.kind=open_clip": "model.text.pretrained",

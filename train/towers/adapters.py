@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from dyad.data.base.errors import ConfigError
-from dyad.train.config import ImageTowerConfig, TextTowerConfig
+from dyad.train.config import ImageTowerConfig, TextTower, TextTowerConfig
 from dyad.train.towers.libraries.published import explain_errors
 
 
@@ -59,10 +59,10 @@ def add_adapters(trunk: nn.Module, options: ImageTowerConfig | TextTowerConfig, 
     """Add LoRA adapters, in place, to the modules of `trunk` that `options` names in lora_targets; freeze all else.
 
     options: the tower's configuration, which also gives the rank and the scale (alpha). If lora_targets is None, a text
-    trunk gets adapters in the modules that peft's table names for its model, and an image trunk in every linear layer
-    and nn.MultiheadAttention with "att" in its name. key: "model.image" or "model.text", for messages. The adapters'
-    product is zero at first, so the outputs do not change. Raises ConfigError for lora_targets that name no module; and
-    if lora_targets is None, for an image trunk without attention or a text model that peft's table lacks.
+    model of transformers gets adapters in the modules that peft's table names for it, and any other trunk in every
+    linear layer and nn.MultiheadAttention with "att" in its name. key: "model.image" or "model.text", for messages. The
+    adapters' product is zero at first, so the outputs do not change. Raises ConfigError for lora_targets that name no
+    module; and if lora_targets is None, for a trunk without attention or a text model that peft's table lacks.
     """
     from peft import LoraConfig, inject_adapter_in_model
 
@@ -71,7 +71,7 @@ def add_adapters(trunk: nn.Module, options: ImageTowerConfig | TextTowerConfig, 
     unused = [f"{name}.out_proj" for name in packed]  # its forward is not called
     layers = [name for name, module in modules.items() if isinstance(module, nn.Linear) and name not in unused]
     targets = options.lora_targets
-    if targets is None and isinstance(options, ImageTowerConfig):
+    if targets is None and options.kind is not TextTower.transformers:
         targets = [name for name in (*layers, *packed) if "att" in name.lower()]
     own = [name for name in packed if targets and any(f".{name}".endswith(f".{target}") for target in targets)]
     others = targets and [t for t in targets if not any(f".{name}".endswith(f".{t}") for name in own)]

@@ -1,4 +1,4 @@
-"""Adapters of image towers, as of texts: what trains, that nothing drifts, what is merged, and what is refused."""
+"""Adapters of towers of images and open_clip's texts: what trains, that nothing drifts, what is merged or refused."""
 
 import json
 from pathlib import Path
@@ -72,8 +72,36 @@ def test_adapters_alone_train_and_are_merged(kind: str, tmp_path: Path) -> None:
     torch.testing.assert_close(again.x_tower(x), tower(x))
 
 
+def test_adapters_of_texts_alone_train_and_are_merged(tmp_path: Path) -> None:
+    """A text tower runs at the length of its batch, with adapters too."""
+    config = ModelConfig(name=config_file(tmp_path))
+    torch.manual_seed(0)
+    plain = build_image_text(config).towers.y_tower
+    config.text.lora_rank = 4
+    torch.manual_seed(0)
+    model = build_image_text(config)
+    tower = model.towers.y_tower
+    assert isinstance(tower, Tower)
+    assert all("lora_" in name or name.startswith("projection.") for name in trained(tower))
+    assert len([name for name in trained(tower) if "lora_B" in name]) >= 2
+    for name, parameter in tower.named_parameters():
+        if "lora_B" in name:
+            nn.init.normal_(parameter, std=0.1, generator=torch.Generator().manual_seed(1))
+    tokens = model.tokenize(["a cat", "two dogs and a rather long text"])
+    tower(tokens).square().sum().backward()
+    assert all(p.grad is not None for p in tower.parameters() if p.requires_grad)
+    with torch.no_grad():
+        want, whole = tower.trunk(tokens), merged(tower.trunk)
+        torch.testing.assert_close(whole(tokens), want)
+        assert not any("lora_" in name for name in whole.state_dict())
+        assert isinstance(plain, Tower) and set(whole.state_dict()) == set(plain.trunk.state_dict())
+        assert not torch.allclose(plain.trunk(tokens), want, atol=1e-3)
+
+
 def test_open_clip_loads_what_adapters_were_merged_into(tmp_path: Path) -> None:
-    model = adapted(ModelConfig(name=config_file(tmp_path)), lora_targets=["attn", "c_fc"])
+    config = ModelConfig(name=config_file(tmp_path))
+    config.text.lora_rank = 4
+    model = adapted(config, lora_targets=["attn", "c_fc"])
     assert sum("c_fc" in name for name in trained(model.towers.x_tower)) == 6
     weights = {**open_clip_state_dict(model), "logit_scale": torch.tensor(1.0)}
     save_file({name: tensor.contiguous() for name, tensor in weights.items()}, tmp_path / "w.safetensors")
@@ -83,6 +111,8 @@ def test_open_clip_loads_what_adapters_were_merged_into(tmp_path: Path) -> None:
     tower = model.towers.eval().x_tower
     with torch.no_grad():
         torch.testing.assert_close(theirs.encode_image(tower.prepare(x)), tower(x))  # type: ignore[operator]
+        tokens = model.tokenize(["a cat", "two dogs"])
+        torch.testing.assert_close(theirs.encode_text(tokens), model.towers.y_tower(tokens))
 
 
 def test_where_adapters_cannot_be_is_refused(tmp_path: Path) -> None:
@@ -97,6 +127,9 @@ def test_where_adapters_cannot_be_is_refused(tmp_path: Path) -> None:
     without("lora_rank", with_image(tmp_path, cnn()))
     without("names no layer", with_image(tmp_path, timm_tower(name="test_vit")), lora_targets=[])
     without("lora_targets=['x']", with_image(tmp_path, timm_tower(name="test_vit")), lora_targets=["x"])
+    config = ModelConfig(name=config_file(tmp_path))
+    config.text.lora_rank, config.text.lora_targets = 4, ["out_proj"]
+    refused(config, "model.text.lora_targets", "attn, c_fc, c_proj")
 
 
 # Patch dropout --------------------------------------------------------------------------------------------------------

@@ -212,6 +212,8 @@ def build_text_tower(context: BuildContext) -> tuple[Tower, Callable[[list[str]]
     if config.text.kind is TextTower.open_clip:
         part = context.open_clip_model(*context.text_model).text
         trunk, projection = context.open_clip_parts(part, config.text.frozen, "model.text.unlocked_layers")
+        if config.text.lora_rank:
+            add_adapters(trunk, config.text, "model.text")
         tower = Tower(cut_to_batch(trunk), projection, cache_mb=config.frozen_cache_mb)
         count = trunk.count if isinstance(trunk, Grouped) else None
         return tower, OpenClipTokenizer(context.open_clip_tokenizer(), count)
