@@ -130,7 +130,7 @@ class Batch:
     of x in its sequence, from 0, kept on the host; None: each row of x is embedded by itself. x_noise, y_noise: noise
     still to be added to x and y; None: none. y_log_q (m,): log of the probability with which each y item was drawn, as
     Extra.log_q. relevance (b,) float: the weight in (0, 1] of each sample as a positive pair; None: 1 for all. teacher
-    (b,) float: a teacher's score of each sample's x and y; None: there is no teacher.
+    (b,) float: the score that a teacher or people gave each sample's x and y; None: none is given.
     """
 
     x: Tensor

@@ -234,12 +234,13 @@ class TrainingRun:
     def diagnose(self) -> dict[str, float]:
         """Return diagnostics of the last step, name → value: of its embeddings, its batch and its loss. If the rows of
         x and y are no pairs, return those of the loss only. Every rank must call it."""
-        own, scalars = self.components.step.terms[0], self.components.step.scalars
+        own, scalars, options = self.components.step.terms[0], self.components.step.scalars, self.config.objective
         if own.pairs is None:  # rows of x and y are no pairs
             return saturation(scalars)
-        cosine = self.config.objective.similarity is Similarity.cosine
-        of_embeddings = diagnose(*own.embeddings, scalars.get("logit_scale"), cosine)
-        return {**of_embeddings, **duplicates(*own.keys), **saturation(scalars)}
+        cosine, compared = options.similarity is Similarity.cosine, options.inputs != "scored pairs"
+        of_embeddings = diagnose(*own.embeddings, scalars.get("logit_scale"), cosine, compared)
+        twins = duplicates(*own.keys) if compared else {}
+        return {**of_embeddings, **twins, **saturation(scalars)}
 
     def save(
         self,

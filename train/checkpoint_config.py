@@ -11,7 +11,7 @@ class CheckpointConfig:
     every: int = described(500, "steps between checkpoints; one is always written at the end", least=1)
     keep: int = described(3, "how many of the newest checkpoints stay", least=1)
     keep_every: int | None = described(
-        None, "checkpoints of every so many steps stay besides, e.g. 10000, a multiple of checkpoint.every", least=1
+        None, "checkpoints whose step is a multiple of this are kept too, e.g. 10000; null: no others", least=1
     )
     best: str | None = described(
         None,

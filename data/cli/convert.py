@@ -88,6 +88,10 @@ def convert(source: str, options: PackOptions) -> None:
     told = {f"data.{name}": of[options.to] for name, field, of in fields if field and options.to in of}
     paths = {key: out / path for key, path in paths.items()} | told
     negatives = report.written["negatives"] + report.written["hard negatives"] > 0
+    if options.teacher and not negatives and "data.teacher" not in paths:
+        return print(
+            f"without their scores, pairs cannot be trained on: to={Target.dpr} and to={Target.flag} hold them"
+        )
     print(f"train on them:\n  {question_command(paths, trained, *split, negatives=negatives)}")
 
 

@@ -147,7 +147,7 @@ class QuestionPassage:
         )
 
     def _scores(self, passages: Sequence[Passage]) -> Tensor | None:
-        """Return the teacher's scores of k passages, (k,) float32; None if data.teacher is not set."""
+        """Return the given scores of k passages, (k,) float32; None if data.teacher is not set."""
         if self.config.teacher is None:
             return None
         return torch.tensor([passage.teacher for passage in passages], dtype=torch.float32)

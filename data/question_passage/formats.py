@@ -104,10 +104,9 @@ def record_of(
     found = format_of(fields)
     if found is None:
         raise unknown_format(fields)
-    if isinstance(teacher, AnyScore):
-        teacher = next((name for name in (teacher, *SCORES) if name in fields), teacher)
-    named_fields = (relevance, teacher)
-    if found.read_list is _either and (scored := [n for n in SCORES if n in fields and n not in named_fields]):
+    named_fields, teacher = (relevance, teacher), _score_field(fields, teacher)
+    scored = [] if teacher else [name for name in SCORES if name in fields and name not in named_fields]
+    if found.read_list is _either and scored:
         negatives = found.lists(fields, found.hard_negatives)
         objective = "distill_kl or margin_mse" if negatives else "cosent, as in the recipe sts"
         raise BadRow(
@@ -128,7 +127,7 @@ def record_of(
     lists: tuple[Sequence[Any], ...] = tuple(found.read_list(fields, name) if name else () for name in names)
     if not lists[0]:
         raise BadRow("no positive", f"{found.positives} is empty")
-    if teacher is not None and not isinstance(teacher, IfGiven):
+    if teacher is not None:
         lists = _taught(fields, teacher, found, lists)
     told = None if relevance is None else _of_positives(fields, relevance, found, len(lists[0]))
     chosen: Sequence[int] = range(len(lists[0]))
@@ -196,6 +195,14 @@ def group_of(fields: Fields) -> str | None:
     metadata = fields.get("metadata")
     topic = metadata.get("topic") if isinstance(metadata, Mapping) else None
     return text_of(topic, "metadata.topic") if isinstance(topic, str) else None
+
+
+def _score_field(fields: Fields, teacher: str | None) -> str | None:
+    """Return the field that is read for the setting data.teacher: for an AnyScore that the row lacks, the first of
+    SCORES that it has; None for None and for an IfGiven."""
+    if isinstance(teacher, AnyScore):
+        return AnyScore(next((name for name in (teacher, *SCORES) if name in fields), teacher))
+    return None if isinstance(teacher, IfGiven) else teacher
 
 
 def label_of(fields: Fields, name: str) -> str:
@@ -289,12 +296,12 @@ def _of_texts(fields: Fields, name: str, counts: Sequence[int]) -> list[tuple[An
     """Return the values in the field `name` of a row, one for each of its texts, and their locations for messages.
 
     counts: the numbers of texts in each list of the row. One number is the value of the only text, or the difference of
-    two texts' values, of which the second then is 0. Raises BadRow when the field is missing or has another number of
-    values.
+    two texts' values, of which the second then is 0; with an AnyScore, which asks for scores of pairs, no difference is
+    read. Raises BadRow when the field is missing or has another number of values.
     """
     value, count = present(fields, name, "the row", NO_SCORE), sum(counts)
     if not isinstance(value, list):
-        if max(counts) > 1 or count > 2:
+        if max(counts) > 1 or count > (1 if isinstance(name, AnyScore) else 2):
             raise BadRow(NO_SCORE, f"{name} is {value!r:.80}, and there are {count} texts: give a list of their scores")
         return [(value, name), (0.0, name)][:count]
     if len(value) != count:

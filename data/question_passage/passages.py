@@ -12,8 +12,8 @@ Rendered = tuple[str, str | None]  # the text for a tokenizer, and the second te
 @dataclass(frozen=True)
 class Passage:
     """A passage, from a corpus or from a row with a question. id: None if the file gives none. prefix: the text before
-    the passage that its source sets (passage_prefix); None: data.passage.prefix. teacher: a teacher's score of the
-    question and this passage; None: data.teacher is not set."""
+    the passage that its source sets (passage_prefix); None: data.passage.prefix. teacher: the score that a
+    teacher or people gave the question and this passage; None: data.teacher is not set."""
 
     text: str
     title: str = ""

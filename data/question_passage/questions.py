@@ -15,6 +15,7 @@ import numpy as np
 
 from dyad.data.base.errors import BadRow, ConfigError, DataError
 from dyad.data.base.progress import print_once
+from dyad.data.base.relevance import AnyScore
 from dyad.data.config import DataConfig, DrawnPositives, PassageConfig
 from dyad.data.question_passage import judgements
 from dyad.data.question_passage.corpus import Corpus, CorpusPassages, PassageList, corpus_files, corpus_of, open_corpus
@@ -248,10 +249,10 @@ class RowQuestions:
             file = shlex.quote(self.rows.shards.locate(i)[0].path)
             told = {"relevance": self.relevance, "teacher": self.teacher}
             key = "".join(f" {name}={shlex.quote(value)}" for name, value in told.items() if value is not None)
-            hint = (
-                f"Rows like this one are left out by: python -m data pack {file} out=packed to=dpr{key} on_error=skip"
-            )
-            raise DataError(f"{self.rows.where(i)}: {error}. {hint}") from None
+            pack = f"python -m data pack {file} out=packed to=dpr{key} on_error=skip"
+            # the rows of an AnyScore may have their scores in another field
+            hint = "" if isinstance(self.teacher, AnyScore) else f". Rows like this one are left out by: {pack}"
+            raise DataError(f"{self.rows.where(i)}: {error}{hint}") from None
         question_id = record.question.id or key_name(record.question.key)
         return replace(record, question=replace(record.question, id=question_id))
 

@@ -73,6 +73,8 @@ def _finding(word: str, key: str | None, texts: Sequence[Rendered], config: Trai
         fix = f"{longer}split or shorten them"
     if config.task is Task.language_model and key == QUESTIONS:
         counts = [count + 1 for count in counts]  # a token begins each prompt
+        if (left := tokenize.limit - config.data.passage.length) < most:
+            most, name = left, f"the {left} tokens that answers of {PASSAGES} leave of the model's {tokenize.limit}"
     cut, longest = sum(count > most for count in counts), f"the longest has {max(counts):,}"
     if not cut:
         return ok("texts", f"{word}: none of {len(counts):,} is longer than {name}; {longest}")
@@ -90,11 +92,11 @@ def _kinds(config: TrainConfig) -> Iterator[tuple[str, str | None, list[Rendered
     if config.task is Task.image_text:
         yield "captions", None, [(text, None) for text in _some(_of_files(config, _captions))]
     elif config.task in LISTED:
-        found, words = _of_files(config, _listed), ("questions", "passages")
+        found = _of_files(config, _listed)
         questions = [text for text in found if isinstance(text, Question)]
         passages = [text for text in found if isinstance(text, Passage)]
         passages += [passage for file in _corpus(config) for passage in _rows(file, config, passage_of)]
-        words = ("prompts", "answers") if config.task is Task.language_model else words
+        words = ("prompts", "answers") if config.task is Task.language_model else ("questions", "passages")
         yield words[0], QUESTIONS, [text.rendered(data.question) for text in _some(questions)]
         yield words[1], PASSAGES, [text.rendered(data.passage) for text in _some(passages)]
     elif config.data.items is ItemKind.texts:
@@ -116,15 +118,12 @@ def _of_files(config: TrainConfig, read: Callable[[str, WrittenSource, TrainConf
 
 
 def _captions(path: str, source: WrittenSource, config: TrainConfig) -> Iterator[str]:
-    data = config.data
-    for table in _tables(path, config):
-        images = image_table(table, table_options(data))
-        for _, row in islice(table.rows(), TEXTS if images else 0):
-            if images and not isinstance(row, BadRow):
-                with suppress(BadRow):  # training replaces such samples, here and below
-                    yield from images.captions(row)
-        return
-    for key, members, _ in _samples(path, HEAD_OF_IMAGES):
+    data, table = config.data, _table(path, config)
+    if images := table and image_table(table, table_options(data)):
+        for row in _first_rows(images.table):
+            with suppress(BadRow):  # training replaces such samples, here and below
+                yield from images.captions(row)
+    for key, members, _ in [] if table else _samples(path, HEAD_OF_IMAGES):
         for name in data.captions:
             with suppress(SampleError):
                 yield from ShardSample(path, key, members).captions(name, data.caption_per)
@@ -168,21 +167,23 @@ def _single(path: str, _: WrittenSource, config: TrainConfig) -> Iterator[Passag
 def _rows(path: str, config: TrainConfig, convert: Callable[[Fields], T]) -> Iterator[T]:
     """Yield convert(fields) for the first rows of a file of texts or of a table. Rows for which it raises BadRow are
     left out."""
-    options = table_options(config.data)
-    for table in _tables(path, config):
-        for _, row in islice(table.rows(), TEXTS):
-            if not isinstance(row, BadRow):
-                with suppress(BadRow):
-                    yield convert(named_texts(row, options))
-        return
-    for _, members, columns in _samples(path, HEAD):
+    options, table = table_options(config.data), _table(path, config)
+    for row in _first_rows(table) if table else ():
+        with suppress(BadRow):
+            yield convert(named_texts(row, options))
+    for _, members, columns in [] if table else _samples(path, HEAD):
         with suppress(BadRow):
             yield convert(parse_row(members, columns))
 
 
-def _tables(path: str, config: TrainConfig) -> list[Table]:
-    """Return the table at `path` in a list; [] for a shard or file of rows, which `_samples` reads."""
-    return [] if scheme_of(path) else list(tables_of(path, config.data.columns))[:1]
+def _table(path: str, config: TrainConfig) -> Table | None:
+    """Return the table at `path`; None for a shard or file of rows, which `_samples` reads."""
+    return None if scheme_of(path) else next(iter(tables_of(path, config.data.columns)), None)
+
+
+def _first_rows(table: Table) -> Iterator[Fields]:
+    """Yield the rows that can be read among the first TEXTS rows of a table."""
+    yield from (row for _, row in islice(table.rows(), TEXTS) if not isinstance(row, BadRow))
 
 
 def _samples(path: str, most: int) -> Iterator[tuple[str, dict[str, bytes], Callable[[], tuple[list[str], bool]]]]:

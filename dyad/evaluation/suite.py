@@ -97,7 +97,7 @@ def _entries(config: TrainConfig) -> Iterator[SuiteEntry]:
     task = Task.question_passage if of_text_views else config.task
     val = config.data.val
     if val is not None:
-        scored = getattr(config.objective, "inputs", "") == "scored pairs"
+        scored = config.objective.inputs == "scored pairs"
         kind = VAL.get(task) or ("beir" if names_beir(val) else "sts" if scored else "dpr")
         yield SuiteEntry(KINDS[kind], "val", "data.val", str(val), val, config.data)
     legal = {name: kind for name, kind in KINDS.items() if kind.task in (task, None)}

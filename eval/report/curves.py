@@ -81,7 +81,7 @@ TRAINING = {
         "The loss of the teacher's scores, and that of the whole batch beside it, before its weight.",
         {"teacher": "distillation", "whole batch": "contrastive"},
     ),
-    "Order of the pairs": Plan(
+    "Correlation of the pairs": Plan(
         "Pearson's correlation of the scores of the batch's pairs with the given ones; 1 is best.",
         {"": "pair_correlation"},
         shows=(0.0, 1.0),

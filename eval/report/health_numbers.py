@@ -164,9 +164,8 @@ class _Training:
             found |= {"uniformity": uniformity[side], "side": side, "uniformities": words}
         if duplicates:
             choice = self.options.get("objective.duplicates") or "keep"
-            # losses of a teacher's scores alone, and of the scores of pairs, have no negatives in the batch
-            alone = self.options.get("objective.contrastive") == 0 or "train/pair_correlation" in self.history
-            found["duplicates"] = max(duplicates.values()) if choice == "keep" and not alone else 0
+            compared = choice == "keep" and self.options.get("objective.contrastive") != 0
+            found["duplicates"] = max(duplicates.values()) if compared else 0
             found["duplicate_shares"] = ", ".join(f"{side} {value:.1%}" for side, value in duplicates.items())
             found["handling"] = "" if choice == "keep" else f"; objective.duplicates={choice}"
         return found

@@ -218,7 +218,8 @@ def _facts(run: RunFolder) -> dict[str, str]:
     speed = f", {timed_steps * size / seconds:,.0f} pairs a second" if seconds and size else ""
     rate, rate_of_each = (last_value(history, f"train/samples_per_second{of}") for of in ("", "_per_device"))
     steps, total, best = f"{run.step:,}", run.state.get("total_steps"), run.state.get("best")
-    early = f", stopped early, {since} evaluations after the best" if (since := run.state.get(SINCE_BEST)) else ""
+    after = f", {run.state.get(SINCE_BEST)} evaluations after the best" if best else ""
+    early = f", stopped early{after}" if run.state.get(SINCE_BEST) else ""
     epochs = last_value(history, "epoch") or 0
     samples = epochs and (last_value(history, "samples_seen") or 0) / epochs
     found = {

@@ -95,6 +95,8 @@ def test_what_a_later_start_does(jobs: Jobs, whole: Path) -> None:
         again = jobs.start(1, {**ENDING, **more}).ends()
         assert again.codes == [0] and (run / "metrics.jsonl").read_bytes() == before
         assert f"already finished: {run}, stopped early: checkpoint.patience=" in again.out
+    shorter = jobs.start(1, {**ENDING, "steps": step - EVERY}).ends()
+    assert shorter.codes != [0] and "already finished" not in shorter.out
     (run / "run_state.json").unlink()  # as after a kill before it was written
     check_end(jobs.run(1, ENDING), step, best_step)
     longer = ends_at(whole, PATIENCE + 1)

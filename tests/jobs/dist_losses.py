@@ -89,7 +89,8 @@ def cases() -> list[Case]:
     wrong += [Case("clip", {"candidates": "list", "partition": "mean"}, ("wrong", "further"))]
     nested = [Case(name, {"matryoshka": [1, 2]}, ("further", "keys")) for name in ("clip", "dpr", "siglip")]
     nested += [Case("distill_kl", {"matryoshka": [2], "contrastive": 0.5, "duplicates": "mask"}, (*TAUGHT, "keys"))]
-    return [*plain, *relations, *several, *importance, *drawn, ball, *hard, *right, *weighed, *wrong, *nested]
+    scored = [Case("cosent", {"learnable": True, "temperature": 0.5}, ("scored",))]
+    return [*scored, *plain, *relations, *several, *importance, *drawn, ball, *hard, *right, *weighed, *wrong, *nested]
 
 
 EVERYTHING = ("further", "listed", "excluded", "keys")

@@ -17,7 +17,9 @@ SATURATED = 0.95  # an InfoNCE bound above this share of its maximum log K says 
 
 
 @torch.no_grad()
-def diagnose(x_bD: Tensor, y_bD: Tensor, scale: float | Tensor | None, cosine: bool) -> dict[str, float]:
+def diagnose(
+    x_bD: Tensor, y_bD: Tensor, scale: float | Tensor | None, cosine: bool, compared: bool = True
+) -> dict[str, float]:
     """Return metrics of the first ROWS pairs of the global batch, the same on every rank. Every rank must call it.
 
     An anchor is an x scored against all y, or a y against all x. alignment: mean |x̂ − ŷ|² of pairs, with x̂, ŷ the
@@ -29,7 +31,8 @@ def diagnose(x_bD: Tensor, y_bD: Tensor, scale: float | Tensor | None, cosine: b
 
     x_bD, y_bD: this rank's embeddings (b, D), normalised or not; row i of x and row i of y are a pair. scale: 1/τ, the
     factor from scores to logits; None for objectives without temperature. cosine: whether scores are of normalised
-    embeddings. Returns {} for embeddings of width 1, which are scores and have no direction.
+    embeddings. compared: whether the loss compares an anchor with other rows; without it there are only alignment and
+    uniformity. Returns {} for embeddings of width 1, which are scores and have no direction.
     """
     if x_bD.shape[-1] == 1:
         return {}
@@ -42,10 +45,10 @@ def diagnose(x_bD: Tensor, y_bD: Tensor, scale: float | Tensor | None, cosine: b
         "alignment": (unit_x - unit_y).square().sum(1).mean(),
         "uniformity_x": _uniformity(unit_x),
         "uniformity_y": _uniformity(unit_y),
-        "accuracy_x": _accuracy(scores),
-        "accuracy_y": _accuracy(scores.T),
     }
-    if scale is not None and len(scores) > 1:
+    if compared:
+        found |= {"accuracy_x": _accuracy(scores), "accuracy_y": _accuracy(scores.T)}
+    if compared and scale is not None and len(scores) > 1:
         for side, a in (("x", scale * scores), ("y", scale * scores.T)):
             found |= {f"{name}_{side}": value for name, value in _of_anchors(a).items()}
     values = torch.stack(list(found.values())).tolist()

@@ -310,9 +310,9 @@ def put_checkpoints_aside(folder: Path, moved: Iterable[int]) -> None:
 def is_finished(config: TrainConfig) -> bool:
     """Whether the run of this configuration is finished: run_state.json says so, and its last checkpoint exists.
 
-    With tracking.report, its report.html must exist too, as it is written last. Always False if resume_mode is not
-    auto, or if resume.allow_batch_change or resume.allow_more_data is set, as these may make the run longer. `config`
-    must have the steps and epochs of the run; of one that ended early, no more checkpoint.patience and the same metric.
+    So must report.html with tracking.report. False if resume_mode is not auto, or with resume.allow_batch_change or
+    resume.allow_more_data, which may make the run longer. The run must have had the steps and epochs of `config`; if
+    checkpoint.patience ended it early, the same checkpoint.best, at least that patience, and no more steps.
     """
     folder, resume = run_folder(config), config.resume
     if resume_mode(config) != "auto" or resume.allow_batch_change or resume.allow_more_data:
@@ -322,7 +322,7 @@ def is_finished(config: TrainConfig) -> bool:
     if not whole or type(step := state.get("step")) is not int or not folder_of(folder, step).exists():
         return False
     old, patience = _resumed_keys(config) or {}, config.checkpoint.patience
-    if type(since := state.get(SINCE_BEST)) is int:
+    if type(since := state.get(SINCE_BEST)) is int and (config.steps or step) >= step:
         return patience is not None and patience <= since and config.checkpoint.best == old.get("checkpoint.best")
     return all(old.get(key) == getattr(config, key) for key in LENGTH)
 
@@ -335,14 +335,14 @@ def shorter_run(config: TrainConfig) -> Path | None:
     """
     new = run_folder(config)
     for folder in [] if config.run.name or steps(new) else sorted(new.parent.glob(f"{new.name[:-8]}*")):
-        with suppress(OSError, ValueError, TypeError, YAMLError):
-            # two lines, without parsing the YAML of every run
+        with suppress(OSError, ValueError, TypeError, YAMLError):  # two lines of each YAML are parsed, not all of it
             found = dict(re.findall(r"^(steps|epochs): (\S+)$", config_text(folder / CONFIG), re.MULTILINE))
             length = {key: yaml.safe_load(found[key]) or 0 for key in found}
             other = replace(config, **{key: value or None for key, value in length.items()})
             shorter = all(length[key] <= (getattr(config, key) or 0) for key in LENGTH)
-            if shorter and other != config and run_folder(other) == folder and is_finished(other):
-                return None if SINCE_BEST in recorded_state(folder) else folder  # a longer one would have ended there
+            whole = is_finished(other) and SINCE_BEST not in recorded_state(folder)  # a longer one would end there too
+            if whole and shorter and other != config and run_folder(other) == folder:
+                return folder
     return None
 
 

@@ -154,9 +154,8 @@ def write_checkpoint(
 
     The newest `keep` checkpoints up to this step stay, those of multiples of `keep_every` steps (None: no others), and
     the one that the entry "best" of `state.metadata` names; the others up to this step are deleted, by rank 0.
-    before_save: called first on rank 0, to flush the logs, so that the
-    logs on the disk never end before the step of a checkpoint. Raises HardwareError when logs or checkpoint cannot be
-    written; older checkpoints then stay as they are.
+    before_save: called first on rank 0, to flush the logs, so that the logs on the disk never end before the step of a
+    checkpoint. Raises HardwareError when logs or checkpoint cannot be written; older checkpoints then stay as they are.
     """
     assert keep >= 1
     final = folder_of(run_dir, state.step)

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
+from dyad.eval.tasks.question_passage.pair_sets import check_pairs, equal_sides, open_pairs
 from dyad.eval.tasks.question_passage.question_sets import check_beir, check_dpr, open_beir, open_dpr
-from dyad.eval.tasks.question_passage.scored_pairs import check_pairs, open_pairs
 from dyad.evaluation.suite_entry import Inputs, SuiteEntry, SuiteKind
 from dyad.train.config import Task
 
@@ -33,7 +33,7 @@ def _scored_pairs(entry: SuiteEntry, inputs: Inputs) -> Evaluator:
 
     data = inputs.config.data
     pairs = open_pairs(entry.target, data, entry.key)
-    return PairCorrelation(entry.name, entry.spec, pairs, inputs.model.tokenize, data.question, data.passage)
+    return PairCorrelation(entry.name, entry.spec, pairs, inputs.model.tokenize, *equal_sides(data))
 
 
 BEIR = SuiteKind(

@@ -78,7 +78,6 @@ def test_every_format(tmp_path: Path, fields: Fields, name: str, want: list[list
         ({**LISTED, "labels": [1, 2]}, "labels", ("labels", "2", "3")),
         ({**LISTED, "labels": 1.5}, "labels", ("labels", "1.5", "3")),
         ({**PAIRED, "label": "high"}, "label", ("label", "'high'")),
-        ({**PAIRED, "score": 1}, "label", ("score", "query,positive")),
         ({"query_text": "q", "positive_document_ids": ["1"], "score": [1]}, "score", ("positive_document_ids",)),
     ],
     ids=str,
@@ -136,6 +135,18 @@ def test_pack_keeps_them_and_says_how_to_train(
     assert both.returncode == 2 and "pos_scores" in both.stderr and not (tmp_path / "two").exists(), both
     packed = ended(monkeypatch, "pack", path, f"out={tmp_path / 'ids'}", "to=tevatron", "teacher=scores")
     assert "scores of a teacher" in packed.stdout, packed
+
+
+def test_scores_of_pairs_are_advised_to_be_learned_where_they_are_kept(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A second column that may be a score is not in the way."""
+    path = write_lines(tmp_path / "a.jsonl", [{"sentence1": "a", "sentence2": "b", "score": 3.5, "label": 1}])
+    for command in (("check", path), ("pack", path, f"out={tmp_path / 'new'}", "to=dpr")):
+        found = ended(monkeypatch, *command, "teacher=score")
+        assert found.returncode == 0 and "experiment=sts" in found.stdout, found
+    packed = ended(monkeypatch, "pack", path, f"out={tmp_path / 'beir'}", "to=beir", "teacher=score")
+    assert "scores" in packed.stdout and "python -m train" not in packed.stdout, packed
 
 
 def test_check_counts_what_training_would_read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -218,11 +218,6 @@ def test_twins_do_no_harm_where_only_a_teacher_is_learned() -> None:
         assert ("Duplicates in the batches" in found) == harm
 
 
-def test_twins_do_no_harm_where_each_pair_has_its_score() -> None:
-    lines = [{**line, "train/pair_correlation": 0.5} for line in FOUND["Duplicates in the batches"][2]["records"]]
-    assert "Duplicates in the batches" not in told({"records": lines})
-
-
 def test_who_learns_by_heart_is_not_told_of_a_larger_batch() -> None:
     assert "The batch has become easy" not in told(FOUND["val: learnt by heart"][2])
 

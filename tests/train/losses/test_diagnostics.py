@@ -26,6 +26,12 @@ def test_a_collapsed_side_and_two_opposite_points() -> None:
     assert diagnose(x, -x, None, True)["alignment"] == pytest.approx(4.0)
 
 
+def test_rows_that_no_loss_compares_have_no_accuracy() -> None:
+    """As those of objective=cosent, where no other text of the batch is wrong."""
+    found = diagnose(*embeddings(), torch.tensor(20.0), True, compared=False)
+    assert found.keys() == {"alignment", "uniformity_x", "uniformity_y"}
+
+
 @pytest.mark.parametrize("cosine", [True, False])
 def test_equals_plain_loops(cosine: bool) -> None:
     x, y = embeddings()

@@ -242,19 +242,20 @@ def shapes(*tensors: Tensor | None) -> str:
     return " and ".join(str(None if e is None else tuple(e.shape)) for e in tensors)
 
 
-def layout_of_pairs(x_bD: Tensor, y_mD: Tensor | None, **others: Tensor | None) -> Layout:
-    """Return how the pairs (x_i, y_i) of the global batch lie on the ranks, for an objective of each pair alone.
+def paired(x_bD: Tensor, y_mD: Tensor | None, **others: Tensor | None) -> tuple[Tensor, Layout]:
+    """Return the y of the pairs (x_i, y_i), (b, D), and how the pairs of the global batch lie on the ranks, for an
+    objective of each pair alone.
 
     others: name → further embeddings of the pairs. Every rank must call it. Raises ValueError unless all embeddings are
     (b, D) alike, and for a global batch without a pair.
     """
     embeddings = x_bD, y_mD, *others.values()
-    if x_bD.ndim != 2 or any(e is None or e.shape != x_bD.shape for e in embeddings):
+    if y_mD is None or x_bD.ndim != 2 or any(e is None or e.shape != x_bD.shape for e in embeddings):
         raise ValueError(f"{' and '.join(['x', 'y', *others])} must be (b, D) alike, not {shapes(*embeddings)}")
     layout = sizes.rows if (sizes := known_sizes()) else Layout.of(x_bD)[0]
     if layout.total == 0:
         raise ValueError("the global batch has no pair")
-    return layout
+    return y_mD, layout
 
 
 class TemperatureObjective(Objective):

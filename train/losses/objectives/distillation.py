@@ -21,7 +21,7 @@ from torch import Tensor
 
 from dyad.data.base.errors import ConfigError
 from dyad.train.losses.gathered.batch import Columns
-from dyad.train.losses.objectives.base import ObjectiveResult, layout_of_pairs
+from dyad.train.losses.objectives.base import ObjectiveResult, paired
 from dyad.train.losses.objectives.softmax import SoftmaxObjective
 from dyad.train.losses.options.choices import Matched
 from dyad.train.losses.options.distillation import DistillationOptions
@@ -45,8 +45,7 @@ class Distillation(SoftmaxObjective):
 
     def of_embeddings(self, x_bD: Tensor, y_mD: Tensor | None, **inputs: Any) -> ObjectiveResult:
         teacher_b, columns = inputs.pop("teacher", None), inputs["negatives"]
-        layout = layout_of_pairs(x_bD, y_mD)
-        assert y_mD is not None
+        y_bD, layout = paired(x_bD, y_mD)
         if teacher_b is None or columns is None or columns.teacher_k is None:
             raise ConfigError(
                 f"objective={self.options.name}: give teacher=(b,), a teacher's scores of the pairs, and negatives as "
@@ -54,12 +53,12 @@ class Distillation(SoftmaxObjective):
             )
         if teacher_b.shape != x_bD.shape[:1]:
             raise ValueError(f"teacher must be ({len(x_bD)},), one score for each pair, not {tuple(teacher_b.shape)}")
-        differences = self._differences(x_bD, y_mD, teacher_b, columns)
+        differences = self._differences(x_bD, y_bD, teacher_b, columns)
         loss = layout.share * self._each(*differences, columns.row_k, len(x_bD)).sum()
         with torch.no_grad():
             metrics = {"teacher_top1": layout.share * same_best(*differences, columns.row_k, len(x_bD)).sum()}
         if self._contrastive:
-            softmax = super().of_embeddings(x_bD, y_mD, **inputs)
+            softmax = super().of_embeddings(x_bD, y_bD, **inputs)
             metrics |= {**softmax.metrics, "distillation": loss, "contrastive": softmax.loss}
             loss = loss + self._contrastive * softmax.loss
         return ObjectiveResult(loss, metrics)

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from dyad.data.base.errors import ConfigError
-from dyad.train.losses.objectives.base import Objective, ObjectiveResult, TemperatureObjective, layout_of_pairs
+from dyad.train.losses.objectives.base import Objective, ObjectiveResult, TemperatureObjective, paired
 
 
 class ScoredPairs(Objective):
@@ -37,8 +37,7 @@ class ScoredPairs(Objective):
 
     def of_embeddings(self, x_bD: Tensor, y_mD: Tensor | None, **inputs: Any) -> ObjectiveResult:
         teacher_b = inputs.get("teacher")
-        layout = layout_of_pairs(x_bD, y_mD)
-        assert y_mD is not None
+        y_bD, layout = paired(x_bD, y_mD)
         if teacher_b is None:
             raise ConfigError(
                 f"objective={self.options.name}: give teacher=(b,), the score of each pair; a run reads it from the "
@@ -47,7 +46,7 @@ class ScoredPairs(Objective):
         if teacher_b.shape != x_bD.shape[:1]:
             raise ValueError(f"teacher must be ({len(x_bD)},), one score for each pair, not {tuple(teacher_b.shape)}")
         wide = torch.promote_types(x_bD.dtype, torch.float32)
-        s_b = (x_bD.to(wide) * y_mD.to(wide)).sum(1)
+        s_b = (x_bD.to(wide) * y_bD.to(wide)).sum(1)
         s_B, t_B = layout.gathered(s_b, teacher_b.to(wide))
         return ObjectiveResult(self.of_scores(s_B, t_B), {"pair_correlation": correlation(s_B.detach(), t_B)})
 

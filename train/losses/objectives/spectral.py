@@ -41,7 +41,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dyad.data.base.errors import ConfigError
-from dyad.train.losses.objectives.base import Objective, ObjectiveResult, layout_of_pairs
+from dyad.train.losses.objectives.base import Objective, ObjectiveResult, paired
 from dyad.train.losses.objectives.softmax import DIRECTIONS
 from dyad.train.losses.options.choices import Cov, PairSet
 from dyad.train.losses.options.spectral import (
@@ -64,11 +64,10 @@ class MomentObjective(Objective, ABC):
     def of_embeddings(self, x_bD: Tensor, y_mD: Tensor | None, **inputs: Any) -> ObjectiveResult:
         targets = {name: e for name, e in inputs.items() if name in ("x_target", "y_target")}
         weights = {} if inputs["relevance"] is None else {"relevance_b": inputs["relevance"]}
-        layout = layout_of_pairs(x_bD, y_mD, **targets)
-        assert y_mD is not None
+        y_bD, layout = paired(x_bD, y_mD, **targets)
         dtype = torch.promote_types(x_bD.dtype, torch.float32)
         targets = {name: e.to(dtype) for name, e in targets.items()}
-        return self.of_pairs(x_bD.to(dtype), y_mD.to(dtype), layout, **targets, **weights)
+        return self.of_pairs(x_bD.to(dtype), y_bD.to(dtype), layout, **targets, **weights)
 
     @abstractmethod
     def of_pairs(self, x_bD: Tensor, y_bD: Tensor, layout: Layout) -> ObjectiveResult:

@@ -140,6 +140,8 @@ def fill_defaults(config: DictConfig) -> None:
 
     OPEN holds the keys that may take their default from a SentenceTransformer folder. The value comes from the folder
     of the text tower if the task takes it from there (OF_TASK), else from the default of the configuration's dataclass.
+    With an objective of scored pairs both prefixes are the folder's default prompt, if it has one, as its library's
+    losses and its evaluation of such pairs use no prompt of questions or passages.
     Files of a published model are downloaded. Raises ConfigError for a setting of the folder that our key cannot
     express, and for a damaged or unsupported folder whose settings are needed.
     """
@@ -161,6 +163,9 @@ def fill_defaults(config: DictConfig) -> None:
                     "does not have. Choose a value to train with that one"
                 )
             value = found.defaults.get(key, value)
+            objective: Any = OmegaConf.get_type(config.objective)
+            if key.endswith(".prefix") and objective.inputs == "scored pairs":
+                value = found.prompts.get(found.default_prompt_name or "", "")  # the texts of a pair are equals
         OmegaConf.update(config, key, value)
 
 

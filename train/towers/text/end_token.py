@@ -1,13 +1,17 @@
 """Make a tokenizer end every text with its end-of-sequence token (model.text.end_token)."""
 
+from __future__ import annotations
+
 import json
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tokenizers import Tokenizer
-from transformers import PreTrainedTokenizerFast
 
 from dyad.data.base.errors import ConfigError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
 
 # settings of a tokenizer that its tokenizer.json does not have
 KEPT = "model_max_length model_input_names padding_side truncation_side chat_template extra_special_tokens".split()
@@ -36,6 +40,8 @@ def with_end_token(tokenizer: Any, key: str) -> PreTrainedTokenizerFast:
     itself (`ends_texts`). key: the configuration key and value that named the model, for messages. Raises ConfigError
     for a tokenizer without an eos_token, and for one in Python, which has no post-processor.
     """
+    from transformers import PreTrainedTokenizerFast  # a second of imports, which other towers do not need
+
     off = "or set model.text.end_token=false"
     if tokenizer.eos_token is None:
         raise ConfigError(

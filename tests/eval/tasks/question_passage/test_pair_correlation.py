@@ -18,7 +18,7 @@ from dyad.data.base.errors import ConfigError, DataError
 from dyad.data.config import DataConfig, PassageConfig, QuestionConfig
 from dyad.eval.encode.encoder import Encoder
 from dyad.eval.tasks.question_passage.pair_correlation import PairCorrelation
-from dyad.eval.tasks.question_passage.scored_pairs import check_pairs, open_pairs
+from dyad.eval.tasks.question_passage.pair_sets import check_pairs, equal_sides, open_pairs
 
 stats = import_module("scipy.stats")
 PAIRS = [("a b", "b a", 4.5), ("a b", "c d", 0.0), ("e", "a b", 1.0), ("f g h", "f h", 4.5), ("i", "k l m", 0.5)]
@@ -52,15 +52,40 @@ def encoder() -> Encoder:
 )
 def test_the_score_is_in_the_named_field_or_a_usual_one(write: Write, teacher: str | None, field: str) -> None:
     found = open_pairs(str(write(rows(field))), DataConfig(teacher=teacher), "eval.suite: sts")
-    assert [question.text for question in found.questions] == ["a b", "e", "f g h", "i"]
-    assert found.x_P.tolist() == [0, 0, 1, 2, 3] and found.score_P.tolist() == [4.5, 0.0, 1.0, 4.5, 0.5]
-    assert [found.passages[j].text for j in found.y_P] == [y for _, y, _ in PAIRS]
+    texts = [question.text for question in found.questions], [passage.text for passage in found.passages]
+    assert [*zip(*texts, found.score_P.tolist(), strict=True)] == PAIRS
 
 
 def test_every_passage_of_a_row_is_a_pair(write: Write) -> None:
     row = {"query": "a", "pos": ["b", "c"], "neg": ["d"], "pos_score": [3, 2.5], "neg_score": [-1]}
     found = open_pairs(str(write([row])), DataConfig(), "eval.suite: sts")
-    assert found.score_P.tolist() == [3.0, 2.5, -1.0] and len(found.questions) == 1
+    assert found.score_P.tolist() == [3.0, 2.5, -1.0] and {question.text for question in found.questions} == {"a"}
+
+
+def test_both_texts_are_made_alike() -> None:
+    data = DataConfig(question=QuestionConfig(length=16, prefix="query: "), passage=PassageConfig(length=128))
+    question, passage = equal_sides(data)
+    assert (question.length, question.prefix, passage.length, passage.prefix) == (128, "", 128, "")
+    data.passage.prefix = "query: "
+    assert [side.prefix for side in equal_sides(data)] == ["query: ", "query: "]
+
+
+def test_pairs_of_a_topic_are_drawn_together(write: Write) -> None:
+    """The topic is that of the row, though the text x stands in rows of several topics."""
+    of = [{**row, "metadata": {"topic": f"t{i}"}} for i, row in enumerate(rows())]
+    data = open_pairs(str(write(of)), DataConfig(), "eval.suite: sts")
+    assert [question.group for question in data.questions] == [f"t{i}" for i in range(5)]
+    texts, seen = (letters, QuestionConfig(), PassageConfig()), list[int]()
+
+    class Counting(Words):
+        def forward(self, tokens_bL: Tensor) -> Tensor:
+            seen.append(len(tokens_bL))
+            return super().forward(tokens_bL)
+
+    torch.manual_seed(0)
+    encode = Encoder({"x": Counting(), "y": Words()}, LOCAL, block=2)
+    report = PairCorrelation("val", "", data, *texts).report(encode, examples=1)
+    assert report.details["intervals"]["spearman"] and sum(seen) == 4  # the text "a b" is encoded once
 
 
 def test_the_correlations_are_scipys(write: Write) -> None:
@@ -89,10 +114,14 @@ def test_an_untrained_model_is_compared_pair_by_pair(write: Write) -> None:
 
 def test_pairs_that_cannot_be_ordered_are_refused(write: Write, tmp_path: Path) -> None:
     same = str(write(rows(pairs=[("a", "b", 1.0), ("c", "d", 1.0)])))
+    empty, margin = str(write([], "empty.jsonl")), {"anchor": "a", "positive": "b", "negative": "c", "score": 2.5}
+    of_margin = str(write([margin], "margin.jsonl"))
     bare = str(write([{"sentence1": "a", "sentence2": "b"}], "bare.jsonl"))
     infinite = str(write(rows(pairs=[("a", "b", "much")]), "much.jsonl"))
     for path, kind, named in (
-        (same, DataError, (same, "2", "1")),
+        (same, DataError, (same, "2")),
+        (empty, DataError, (empty, "0")),
+        (of_margin, DataError, (f"{of_margin}: line 1", "score", "2.5")),
         (bare, DataError, (f"{bare}: line 1", "score")),
         (infinite, DataError, (f"{infinite}: line 1", "score", "much")),
     ):
@@ -100,3 +129,5 @@ def test_pairs_that_cannot_be_ordered_are_refused(write: Write, tmp_path: Path) 
             open_pairs(path, DataConfig(), "eval.suite: sts")
     with raises(ConfigError, "eval.suite: sts", str(tmp_path / "none.jsonl")):
         check_pairs(str(tmp_path / "none.jsonl"), DataConfig(), "eval.suite: sts")
+    with raises(ConfigError, "data/samples/topics", "beir:data/samples/topics"):
+        check_pairs("data/samples/topics", DataConfig(), "eval.suite: sts")

@@ -340,6 +340,13 @@ def test_the_folder_wins_over_a_recipe_and_typed_keys_over_the_folder(sentences:
     assert (typed.data.question.length, typed.data.passage.prefix, typed.model.text.pooling.value) == (99, "x", "mean")
 
 
+def test_texts_of_scored_pairs_have_no_prompt_of_queries(sentences: Path) -> None:
+    """As in sentence-transformers, whose losses and evaluators take the default prompt alone."""
+    for words in (["experiment=sts"], ["experiment=mnrl", "objective=cosine_mse"]):
+        data = configured(*words, f"model.text.name={sentences}").data
+        assert (data.question.prefix, data.passage.prefix, data.question.length) == ("", "", 512)
+
+
 def test_a_recipe_of_the_user_is_typed(sentences: Path, tmp_path: Path) -> None:
     recipe = tmp_path / "mine.yaml"
     recipe.write_text(
