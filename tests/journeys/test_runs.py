@@ -52,7 +52,8 @@ def test_a_run_of_a_sweep_is_the_run_alone(commands, tiny, tmp_path: Path) -> No
         assert swept.code == 0 and swept.out.count(said) == times, swept.out
         assert swept.out.count("finished at step 2") == 2 * (times == 1)
     assert top_level() == before
-    assert commands.run(*tiny({**QUIET, "steps": 2, "seed": 1})).code == 0
+    ended = commands.run(*tiny({**QUIET, "steps": 2, "seed": 1}))
+    assert ended.code == 0 and "-m: " not in ended.out, ended.out
     alone = only_run(tmp_path / "runs")
     (other,) = (run for run in (tmp_path / "swept").iterdir() if run.name != alone.name)
     assert losses(tmp_path / "swept" / alone.name) == losses(alone)

@@ -62,6 +62,15 @@ def files(tmp_path: Path) -> list[str]:
     return [str(tmp_path / f"{number}.npy") for number in range(2)]
 
 
+def test_each_file_may_have_one_class(tmp_path: Path) -> None:
+    for number, steps in enumerate((3, 2, 4)):
+        np.save(tmp_path / f"{number}.npy", np.ones((steps, FEATURES)))
+        (tmp_path / f"{number}.json").write_text(json.dumps({"speaker": f"s{number}"}))
+    paths = [str(tmp_path / f"{number}.npy") for number in range(3)]
+    found = labelled_sequences(paths, options(ItemKind.frames), None, "speaker")
+    assert found.labels == ["s0", "s1", "s2"] and len(found.items) == 3
+
+
 @pytest.mark.parametrize("features", [True, False])
 def test_contexts_of_frames_are_those_of_each_history_alone(files: list[str], features: bool) -> None:
     found = labelled_sequences(files, options(ItemKind.frames), None, "speaker")

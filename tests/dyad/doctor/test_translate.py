@@ -121,6 +121,7 @@ def test_the_batch_is_over_all_gpus_and_the_length_in_steps() -> None:
     translation, config = translated(LINES["README, accumulation"])
     assert (config.global_batch_size, config.chunk_size) == (320 * 8 * 4, 320)
     assert config.steps == 32 * (4288 // 4)  # 4285 batches of 2560, rounded up to a multiple of 4 workers
+    assert f"steps says the length: 32 × {4288 // 4}" in str(translation)
     assert translation.launch.command == "NPROC=8 bash launch/torchrun.sh"
     assert config.precision is Precision.fp16 and config.model.name == "ViT-B-16"
 

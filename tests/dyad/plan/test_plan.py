@@ -22,7 +22,7 @@ from dyad.data.base.errors import ConfigError
 from dyad.data.log_weights import LOG_Q, LogWeights, write_log_weights
 from dyad.plan.cluster import planned_devices
 from dyad.plan.measure import only_rank_0
-from dyad.plan.objective import nothing_kept, objective_cost, products, small_step, value
+from dyad.plan.objective import nothing_kept, objective_cost, products, random_batch, small_step, value
 from dyad.plan.plan import RunPlan, counted_samples
 from dyad.plan.speed import published_mfu, seconds_sent
 from dyad.plan.summary import plan_lines
@@ -297,6 +297,14 @@ def test_given_scores_are_planned(exact_bert: Path, words: list[str], sent: list
     found = small_step(config, 4, 2, 8).sent
     assert [found[kind] for kind in ("all-gather", "reduce-scatter")] == sent, found
     assert RunPlan(config).data()["negatives of an anchor"][0] == negatives
+
+
+def test_the_rows_of_a_planned_batch_are_pairs_or_classes() -> None:
+    config = compose_config(["experiment=classes_emoji"])
+    for classes, shape in (([], (6, 8)), (["one"], (6, 1)), (["a", "b", "c"], (2, 8))):  # two ranks share the classes
+        config.run.classes = classes
+        batch = random_batch(config, 6, 2, 8)
+        assert (tuple(batch.y.shape), batch.positives is None) == (shape, len(classes) < 2)
 
 
 @pytest.mark.parametrize("ranks", [1, 4])
