@@ -86,10 +86,8 @@ def test_every_objective_trains(
         words = arguments(tiny, own)[1:]
         done = commands.world(world, "faults.observed", *words, "-m", f"objective={','.join(of_sweep)}")
         assert [ended.code for ended in done] == [0] * world, done[0].out[-3000:]
-        assert [ended.out.count("-m: ") for ended in done] == [
-            len(of_sweep),
-            *[0] * (world - 1),
-        ]  # rank 0 names each run
+        named = [ended.out.count("-m: ") for ended in done]
+        assert named == [len(of_sweep), *[0] * (world - 1)]  # rank 0 names each run
     runs = list((tmp_path / "runs").iterdir())
     found = {yaml.safe_load((run / "config.yaml").read_text())["objective"]["name"]: losses(run) for run in runs}
     assert found.keys() == {*names} and all(len(of) == 2 and all(map(isfinite, of)) for of in found.values())
