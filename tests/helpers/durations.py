@@ -1,7 +1,7 @@
 """The seconds that each test file takes, in tests/durations.md, and what is chosen by them.
 
 Processes take the files in that order, the longest first, so that none waits at the end. `bash launch/test.sh --fast`
-runs the files of changed folders, then the files with the least seconds a test, as many as BUDGET has room for.
+runs the files of changed folders, then the files with the least seconds a test, as many as SHARE has room for.
 `bash launch/test.sh --durations` runs everything and writes the table; what stands in its last column stays.
 """
 
@@ -15,7 +15,7 @@ from pathlib import Path
 from helpers.cli import ROOT
 
 TABLE = ROOT / "tests" / "durations.md"
-BUDGET = 240.0  # seconds as in the table, which several processes share
+SHARE = 0.035  # of the seconds of all files, whatever machine the table is of
 HEAD = """# Seconds of each test file
 
 `bash launch/test.sh --durations` writes this table on an idle machine, and `tests/helpers/durations.py` reads it.
@@ -51,9 +51,9 @@ def write(seconds: Mapping[str, list[float]]) -> None:
 
 def fast(changed: Iterable[str]) -> Iterator[str]:
     """Test files for a commit that changes these paths."""
-    folders = {mirror(path) for path in changed}
-    left = BUDGET
-    for row in sorted(read(), key=lambda r: (str(Path(r.path).parent) not in folders, r.seconds / r.tests)):
+    folders, rows = {mirror(path) for path in changed}, read()
+    left = SHARE * sum(row.seconds for row in rows)
+    for row in sorted(rows, key=lambda r: (str(Path(r.path).parent) not in folders, r.seconds / r.tests)):
         if row.seconds <= left and (ROOT / row.path).exists():
             left -= row.seconds
             yield row.path
