@@ -67,7 +67,7 @@ def train_or_plan(config: TrainConfig) -> None:
             from dyad.eval.results.write import print_tables, saved_results
 
             patience = config.checkpoint.patience
-            early = f", stopped early: checkpoint.patience={patience}. with a larger one, or null, it goes on"
+            early = f", stopped early: checkpoint.patience={patience}; with a larger one, or null, it goes on"
             print(f"already finished: {run_folder(config)}{early * (SINCE_BEST in recorded_state(run_folder(config)))}")
             print_tables(saved_results(run_folder(config)))
         return
