@@ -97,14 +97,14 @@ def test_contexts_of_frames_are_those_of_each_history_alone(files: list[str], fe
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        ('{"speaker": ["s1"]}', ["1 entries for 5 frames"]),
+        ('{"speaker": ["s1"]}', ["1 entries for 6 frames"]),
         ('{"phone": "a"}', ["'speaker'", "phone"]),
         ("[1]", ["'speaker'"]),
     ],
     ids=["too few", "other field", "no object"],
 )
 def test_frames_without_classes_are_refused(content: str, words: list[str], files: list[str], tmp_path: Path) -> None:
-    (tmp_path / "0.json").write_text(content)
+    (tmp_path / "1.json").write_text(content)
     with pytest.raises(DataError) as raised:
         labelled_sequences(files, options(ItemKind.frames), None, "speaker")
-    assert [word for word in ["0.json", *words] if word not in str(raised.value)] == []
+    assert [word for word in ["1.json", *words] if word not in str(raised.value)] == []
