@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -59,7 +60,15 @@ def check_control(world: World) -> None:
     for waited in (0.0, 6.0 + 6.0 * world.rank):
         stragglers.observe(waited)
     stragglers.check()
-    assert len(said) == 1 and f"rank {world.size - 1} of {world.size}" in said[0]
+    assert len(said) == 1 and f"rank {world.size - 1} of {world.size}" in said[0] and "waiting for data" in said[0]
+    said.clear()
+    timer = LocalTimer(torch.device("cpu"))
+    with patch.object(timer, "read", side_effect=[0.0, 0.0, 6.0 + 6.0 * world.rank, 0.0]):  # computing, no wait
+        stragglers = Stragglers(timer, 0.7, world, said.append)
+        for _ in range(2):
+            stragglers.observe(0.0)
+        stragglers.check()
+    assert len(said) == 1 and f"rank {world.size - 1} of {world.size}" in said[0] and "computing" in said[0]
 
 
 def check_errors_of_one_rank(world: World) -> None:
