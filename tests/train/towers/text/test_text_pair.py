@@ -101,6 +101,17 @@ def test_what_would_show_at_the_first_batch_is_refused_before(bert: str, words: 
         build_data(whole, build(bert))
 
 
+def test_the_files_that_a_run_records_are_those_that_keys_name(bert: str) -> None:
+    """The passages of a BEIR folder are part of data.train."""
+    names = ["task=question_passage", "model=encoder", f"model.text.name={bert}", "data=question_passage"]
+    topics = "data.train=data/samples/topics"
+    corpus = "data.passage.corpus=data/samples/topics/corpus.jsonl"
+    for words, keys in (([topics], {"data.train"}), ([topics, corpus], {"data.train", "data.passage.corpus"})):
+        assert (
+            build_data(compose_config([*names, *words, "data.passage.length=8"]), build(bert)).manifest.keys() == keys
+        )
+
+
 def test_the_tokenizer_goes_to_other_processes(bert: str) -> None:
     tokenize = build(bert).tokenize
     want = tokenize(TEXTS, 30)
