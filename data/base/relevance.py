@@ -14,11 +14,6 @@ class IfGiven(str):
     another field: they are refused in evaluation data too."""
 
 
-class AnyScore(str):
-    """The setting data.teacher, the name of the field with the score of a pair, for evaluation data. The type AnyScore
-    instead of str says that rows may have the score in another usual field, such as label."""
-
-
 def if_given(name: str | None) -> IfGiven | None:
     """Convert `name`, the setting data.relevance of training, to its form for evaluation data: IfGiven; None for
     None."""

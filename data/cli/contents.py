@@ -101,7 +101,8 @@ def train_command(
     paths = {**paths, **{KEYS[kind][name]: value for name, value in changed.items()}}
     if kind is InputKind.questions:
         if is_beir(values[0]):
-            return outputs.question_command(paths, samples, *([f"data.question.split={split}"] * (split != "train")))
+            others = [f"data.question.split={split}"] if split != "train" else []
+            return outputs.question_command(paths, samples, *others)
         negatives = usual_negatives(values, options)
         # a longer list of negatives is a pool, from which each epoch draws another
         others = [f"data.negatives.per_row={negatives}"] if 1 < negatives < POOL else []

@@ -32,7 +32,7 @@ from itertools import groupby
 from typing import Any
 
 from dyad.data.base.errors import BadRow, nearest
-from dyad.data.base.relevance import AnyScore, IfGiven, relevance_of
+from dyad.data.base.relevance import IfGiven, relevance_of
 from dyad.data.config import PassageConfig
 from dyad.data.question_passage.fields import Fields, finite, id_of, list_of, named, present, text_of, texts_of
 from dyad.data.question_passage.passages import Passage, Question
@@ -41,6 +41,11 @@ QUESTION_IDS = ("query_id", "qid", "question_id", "id", "_id")
 QUESTION_FIELDS = (*QUESTION_IDS, "answers", "metadata")
 PASSAGE_IDS = ("_id", "docid", "id", "psg_id", "passage_id", "pid")
 PASSAGE_FIELDS = (*PASSAGE_IDS, "text", "contents", "title")
+
+
+class AnyScore(str):
+    """The setting data.teacher, the name of the field with the score of a pair, for evaluation data. The type AnyScore
+    instead of str says that rows may have the score in another field of SCORES."""
 
 
 @dataclass(frozen=True)

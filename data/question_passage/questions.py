@@ -15,11 +15,10 @@ import numpy as np
 
 from dyad.data.base.errors import BadRow, ConfigError, DataError
 from dyad.data.base.progress import print_once
-from dyad.data.base.relevance import AnyScore
 from dyad.data.config import DataConfig, DrawnPositives, PassageConfig
 from dyad.data.question_passage import judgements
 from dyad.data.question_passage.corpus import Corpus, CorpusPassages, PassageList, corpus_files, corpus_of, open_corpus
-from dyad.data.question_passage.formats import Record, query_of, record_of
+from dyad.data.question_passage.formats import AnyScore, Record, query_of, record_of
 from dyad.data.question_passage.passages import InlinePassages, Passage, Question
 from dyad.data.shards.content_keys import Int64s, hash_ids, json_digest, key_name
 from dyad.data.shards.index_cache import cached_array

@@ -50,7 +50,7 @@ def cut_texts(config: TrainConfig, tokenize: Any) -> Iterator[Finding]:
     tokenize: the tokenizer of the model. Nothing is yielded without data.train, for task=sequence, with a tokenizer
     that does not count (that of a plugin), and for data that cannot be read, which the check of the data reports.
     """
-    if config.data.train is None or config.task is Task.sequence or not hasattr(tokenize, "uncut"):
+    if config.data.train is None or config.task is Task.sequence or not hasattr(tokenize, "full_lengths"):
         return
     with suppress(UserError, OSError):
         for word, key, texts in _kinds(config):
@@ -62,7 +62,8 @@ def _finding(word: str, key: str | None, texts: Sequence[Rendered], config: Trai
     """Return the finding on the texts of one kind. word: what they are. key: the configuration key with the largest
     number of tokens; None: that of the tower."""
     pairs = [second for _, second in texts if second is not None]
-    counts = tokenize.uncut([first for first, _ in texts], *[pairs] * bool(pairs))
+    firsts = [first for first, _ in texts]
+    counts = tokenize.full_lengths(firsts, pairs) if pairs else tokenize.full_lengths(firsts)
     if key is None:
         most, name = tokenize.context_length, f"the {tokenize.context_length} tokens of the text tower"
         fix = "put first what matters, or shorten them; a tower with more positions takes model.text.context_length"

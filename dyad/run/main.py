@@ -66,10 +66,12 @@ def train_or_plan(config: TrainConfig) -> None:
         if _is_rank_0():
             from dyad.eval.results.write import print_tables, saved_results
 
-            patience = config.checkpoint.patience
-            early = f", stopped early: checkpoint.patience={patience}; with a larger one, or null, it goes on"
-            print(f"already finished: {run_folder(config)}{early * (SINCE_BEST in recorded_state(run_folder(config)))}")
-            print_tables(saved_results(run_folder(config)))
+            folder, patience = run_folder(config), config.checkpoint.patience
+            line = f"already finished: {folder}"
+            if SINCE_BEST in recorded_state(folder):
+                line += f", stopped early: checkpoint.patience={patience}; with a larger one, or null, it goes on"
+            print(line)
+            print_tables(saved_results(folder))
         return
     if _is_rank_0() and (shorter := shorter_run(config)):
         print(f"{shorter} has finished the same training with fewer steps: run.name={shorter.name} would go on with it")

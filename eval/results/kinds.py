@@ -21,10 +21,10 @@ ZERO_SHOT = {"acc1": "acc1", "acc5": "acc5", "mean/class": "mean_per_class_recal
 RARE = {"AUC": "auc", "AUC ≤ 5 %": "partial_auc@0.05"}
 PROBE = {"linear": "linear_acc1", "AUC": "auc", "k-NN": "knn_acc1"}
 PASSAGE_COLUMNS = 4  # metrics of passages that are shown
-# metrics of next items and of answers that are printed
+# metrics of next items, of answers and of pairs with a score that are printed
 NEXT_METRICS = ("HR@1", "HR@10", "nDCG@10", "MRR")
-PAIR_METRICS = ("spearman", "pearson")  # of pairs with a score
 ANSWER_METRICS = ("choice_accuracy", "log_likelihood", "perplexity")
+PAIR_METRICS = ("spearman", "pearson")
 # metrics of passages, in the order in which they are shown
 PASSAGE_METRICS = "nDCG@10 Recall@100 accuracy@20 accuracy@100 MRR@10 Success@1 accuracy@1 accuracy@5".split()
 

@@ -141,6 +141,13 @@ def close(got: Tensor, want: float | Tensor, tolerance: float = 1e-12, context: 
     torch.testing.assert_close(got, want, rtol=tolerance, atol=tolerance, msg=lambda m: f"{context} {m}")
 
 
+def close_with_gradients(got: Tensor, want: Tensor, leaves: Sequence[Tensor], rtol: float, atol: float) -> None:
+    """The losses and their gradients of all leaves."""
+    torch.testing.assert_close(got, want, rtol=rtol, atol=atol)
+    gradients = (torch.autograd.grad(loss, leaves) for loss in (got, want))
+    torch.testing.assert_close(*gradients, rtol=rtol, atol=atol)
+
+
 def relative_error(got: Tensor, want: Tensor) -> float:
     """Of the whole tensor, in its norm."""
     got, want = (v.detach().double() for v in (got, want))

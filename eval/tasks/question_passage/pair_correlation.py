@@ -17,7 +17,7 @@ from dyad.eval.encode.encoder import Encoder, Evaluator, Report
 from dyad.eval.metrics.bootstrap import Values, comparison, summary
 from dyad.eval.metrics.correlation import pearson_values, spearman_values
 from dyad.eval.tasks.baselines import before_training
-from dyad.eval.tasks.question_passage.pair_sets import PairSet
+from dyad.eval.tasks.question_passage.pair_sets import ScoredPairSet
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class PairCorrelation(Evaluator):
     """Evaluator of the order of scored pairs. data: the pairs. tokenize: the tokenizer of the model. question, passage:
     how the texts of x and y are made."""
 
-    data: PairSet
+    data: ScoredPairSet
     tokenize: TokenizeTexts
     question: QuestionConfig
     passage: PassageConfig

@@ -8,15 +8,15 @@ from typing import Any
 import numpy as np
 
 from dyad.data.base.errors import ConfigError, DataError
-from dyad.data.base.relevance import AnyScore
 from dyad.data.config import DataConfig, PassageConfig, QuestionConfig
+from dyad.data.question_passage.formats import AnyScore
 from dyad.data.question_passage.passages import Passage, Question
 from dyad.data.question_passage.questions import named_files, open_questions
 from dyad.eval.tasks.question_passage.question_sets import names_beir
 
 
 @dataclass(frozen=True)
-class PairSet:
+class ScoredPairSet:
     """P pairs of a text x, a question, and a text y, a passage. score_P: the given scores, float64 (P,)."""
 
     questions: Sequence[Question]
@@ -34,7 +34,7 @@ def check_pairs(target: Any, config: DataConfig, key: str) -> None:
     named_files(target, _with_scores(config), key)
 
 
-def open_pairs(target: Any, config: DataConfig, key: str) -> PairSet:
+def open_pairs(target: Any, config: DataConfig, key: str) -> ScoredPairSet:
     """Read the pairs that `target` names: of each row the question with each of its passages.
 
     target: files of rows with texts, in the syntax of data.train. The score is in the field data.teacher, or else in a
@@ -47,7 +47,9 @@ def open_pairs(target: Any, config: DataConfig, key: str) -> PairSet:
     scores = [passage.teacher for _, passage in pairs]
     if len({*scores}) < 2:
         raise DataError(f"{key}={target!s:.200}: needs pairs with two different scores; there are {len(pairs)} pairs")
-    return PairSet([question for question, _ in pairs], [passage for _, passage in pairs], np.array(scores, np.float64))
+    return ScoredPairSet(
+        [question for question, _ in pairs], [passage for _, passage in pairs], np.array(scores, np.float64)
+    )
 
 
 def equal_sides(config: DataConfig) -> tuple[QuestionConfig, PassageConfig]:

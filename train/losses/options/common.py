@@ -170,12 +170,17 @@ class ObjectiveOptions:
         batch: the properties of these batches.
         """
         if self.inputs != batch.inputs:
-            ways = {"scores": "task=labelled data.rare=CLASS", "pairs": "another task, or data.rare=null"}
-            scored = "task=question_passage data.teacher=FIELD data.negatives.per_row="
-            ways |= {"scored lists": f"{scored}N", "scored pairs": f"{scored}0 data.passage.positives=one"}
-            if batch.inputs in SCORED:
-                ways["pairs"] = f"objective={SCORED[batch.inputs]}, or data.teacher=null"
-            ways |= {"sequences": "task=sequence", "log-likelihoods": "task=language_model"}
+            scored, of_batch = "task=question_passage data.teacher=FIELD data.negatives.per_row=", batch.inputs
+            ways = {
+                "pairs": f"objective={SCORED[of_batch]}, or data.teacher=null"
+                if of_batch in SCORED
+                else "another task, or data.rare=null",
+                "scores": "task=labelled data.rare=CLASS",
+                "scored pairs": f"{scored}0 data.passage.positives=one",
+                "scored lists": f"{scored}N",
+                "sequences": "task=sequence",
+                "log-likelihoods": "task=language_model",
+            }
             own = "your own loop: from dyad.train.losses import build_objective"
             yield f"objective={self.name}: takes {self.inputs}, not {batch.inputs}. Use {ways.get(self.inputs, own)}"
         elif batch.classes and ("positives" not in self.takes or self.by_sample_id or self.by_key):

@@ -152,6 +152,7 @@ def fill_defaults(config: DictConfig) -> None:
         if missing := [key for key in open_keys if key in OF_TASK[config.task] and key not in LAYERS]:
             raise ConfigError(f"{error}. Or choose {', '.join(missing)} yourself") from error
         found = None
+    objective: Any = OmegaConf.get_type(config.objective)
     for key in open_keys:
         parent, _, name = key.rpartition(".")
         value = getattr(OmegaConf.get_type(OmegaConf.select(config, parent)), name)
@@ -163,7 +164,6 @@ def fill_defaults(config: DictConfig) -> None:
                     "does not have. Choose a value to train with that one"
                 )
             value = found.defaults.get(key, value)
-            objective: Any = OmegaConf.get_type(config.objective)
             if key.endswith(".prefix") and objective.inputs == "scored pairs":
                 value = found.prompts.get(found.default_prompt_name or "", "")  # the texts of a pair are equals
         OmegaConf.update(config, key, value)

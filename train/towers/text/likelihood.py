@@ -100,7 +100,7 @@ class PromptTokenizer:
                 f"Set it below {self.limit}"
             )
 
-    def uncut(self, texts: Sequence[str], _: Sequence[str] | None = None) -> list[int]:
+    def full_lengths(self, texts: Sequence[str], _: Sequence[str] | None = None) -> list[int]:
         """Return the number of tokens of each prompt or answer before it is cut, without `begin`."""
         return [len(ids) for ids in self._ids(texts)]
 

@@ -50,9 +50,9 @@ class FixedLengthTokenizer:
     def __call__(self, texts: list[str]) -> Tensor:
         return _tokens(self.tokenizer, texts, padding="max_length", max_length=self.context_length)
 
-    def uncut(self, texts: list[str]) -> list[int]:
+    def full_lengths(self, texts: list[str]) -> list[int]:
         """Return the number of tokens of each text before it is cut, with those that begin and end a text."""
-        return _uncut(self.tokenizer, texts)
+        return _full_lengths(self.tokenizer, texts)
 
     def lengths(self, tokens: Tensor) -> Lengths:
         """Return the number of tokens of each row of `tokens`, (n, L), without PADDING: int64 (n,) in NumPy."""
@@ -77,15 +77,15 @@ class OpenClipTokenizer:
         """The most tokens of a text, with those that begin and end it."""
         return self.tokenizer.context_length
 
-    def uncut(self, texts: list[str]) -> list[int]:
+    def full_lengths(self, texts: list[str]) -> list[int]:
         """Return the number of tokens of each text before it is cut, with those that begin and end a text."""
         own = self.tokenizer
         if (inner := getattr(own, "tokenizer", None)) is None:  # open_clip's SimpleTokenizer puts one at either end
             return [len(own.encode(text)) + 2 for text in texts]
         cleaned = [own.clean_fn(text) for text in texts]
         if own.tokenizer_mode == "clips":  # open_clip adds three tokens by itself
-            return [count + 3 for count in _uncut(inner, cleaned, add_special_tokens=False)]
-        return _uncut(inner, cleaned)
+            return [count + 3 for count in _full_lengths(inner, cleaned, add_special_tokens=False)]
+        return _full_lengths(inner, cleaned)
 
     def lengths(self, tokens: Tensor) -> Lengths | None:
         """Return how many tokens of each row the text tower needs, int64 (b,) in NumPy; None: it needs all."""
@@ -119,9 +119,9 @@ class TextTokenizer:
         missing = padded_length(tokens.shape[1], length) - tokens.shape[1]
         return nn.functional.pad(tokens, (0, missing), value=PADDING)
 
-    def uncut(self, texts: list[str], pairs: list[str] | None = None) -> list[int]:
+    def full_lengths(self, texts: list[str], pairs: list[str] | None = None) -> list[int]:
         """Return the number of tokens of each text, or pair of texts, before it is cut, special tokens included."""
-        return _uncut(self.tokenizer, texts, pairs)
+        return _full_lengths(self.tokenizer, texts, pairs)
 
     def lengths(self, tokens: Tensor) -> Lengths:
         """Return the number of tokens of each row of `tokens`, (n, L), without PADDING: int64 (n,) in NumPy."""
@@ -139,7 +139,7 @@ def _tokens(tokenizer: Any, texts: list[str], pairs: list[str] | None = None, **
     return found.input_ids if mask is None else found.input_ids.where(mask.bool(), PADDING)
 
 
-def _uncut(tokenizer: Any, texts: list[str], pairs: list[str] | None = None, **options: Any) -> list[int]:
+def _full_lengths(tokenizer: Any, texts: list[str], pairs: list[str] | None = None, **options: Any) -> list[int]:
     """Return the number of tokens of each text, or pair of texts, by a tokenizer of transformers, which cuts nothing.
 
     options: further arguments of the tokenizer.

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from helpers.messages import raises
+from helpers.reference import close_with_gradients
 from torch import Tensor
 
 from dyad.data.base.errors import ConfigError
@@ -58,9 +59,7 @@ def test_loss_and_gradients_are_those_of_each_row_alone(name: str, tau: float, t
     inputs = leaves()
     found = loss_of(name, *inputs, temperature=tau, teacher_temperature=teacher_tau)
     wanted = by_rows(name, *inputs, tau, teacher_tau)
-    torch.testing.assert_close(found, wanted, rtol=1e-7, atol=1e-9)  # the temperature itself is a float32
-    gradients = (torch.autograd.grad(loss, inputs) for loss in (found, wanted))
-    torch.testing.assert_close(*gradients, rtol=1e-7, atol=1e-9)
+    close_with_gradients(found, wanted, inputs, rtol=1e-7, atol=1e-9)  # the temperature itself is a float32
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from helpers.messages import raises
+from helpers.reference import close_with_gradients
 from torch import Tensor
 
 from dyad.data.base.errors import ConfigError
@@ -46,9 +47,7 @@ def by_pairs(name: str, x: Tensor, y: Tensor, tau: float) -> Tensor:
 def test_loss_and_gradients_are_those_of_a_loop_over_pairs(name: str, options: dict[str, Any]) -> None:
     inputs = leaves()
     found, wanted = loss_of(name, *inputs, **options), by_pairs(name, *inputs, 0.2)
-    torch.testing.assert_close(found, wanted, rtol=1e-7, atol=1e-9)  # the temperature itself is a float32
-    gradients = (torch.autograd.grad(loss, inputs) for loss in (found, wanted))
-    torch.testing.assert_close(*gradients, rtol=1e-7, atol=1e-9)
+    close_with_gradients(found, wanted, inputs, rtol=1e-7, atol=1e-9)  # the temperature itself is a float32
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -27,8 +27,8 @@ def rows(tokenize: Any, text: str) -> tuple[list[int], list[int]]:
 
 
 def check(tokenize: Any, length: int) -> None:
-    counts = tokenize.uncut(TEXTS)
-    assert counts == tokenize.uncut(TEXTS[:7]) + tokenize.uncut(TEXTS[7:]) and counts == sorted(counts)
+    counts = tokenize.full_lengths(TEXTS)
+    assert counts == tokenize.full_lengths(TEXTS[:7]) + tokenize.full_lengths(TEXTS[7:]) and counts == sorted(counts)
     for text, count in zip(TEXTS, counts, strict=True):
         same, longer = rows(tokenize, text)
         assert (same == longer) is (count >= length), (text, count)
@@ -37,7 +37,7 @@ def check(tokenize: Any, length: int) -> None:
 def test_transformers_of_one_length(tmp_path: Path) -> None:
     tiny_bert.write(tmp_path)
     tokenize: Any = build_text_tower(BuildContext(with_text(transformers_tower(str(tmp_path))), False))[1]
-    assert tokenize.uncut(["abc de", "a", "x" * 40]) == [7, 3, 42]
+    assert tokenize.full_lengths(["abc de", "a", "x" * 40]) == [7, 3, 42]
     tokenize = build_text_tower(BuildContext(with_text(transformers_tower(MINILM, context_length=LENGTH)), False))[1]
     check(tokenize, LENGTH)
 
@@ -48,7 +48,7 @@ def test_texts_and_pairs_of_a_chosen_length(tmp_path: Path, capfd: pytest.Captur
     tiny_bert.write(tmp_path)
     tokenize = TextTokenizer(AutoTokenizer.from_pretrained(tmp_path), 512)
     firsts, seconds = ["ab", "c d"], ["abcde", "x " * 700]
-    assert tokenize.uncut(firsts, seconds) == [10, 705]
+    assert tokenize.full_lengths(firsts, seconds) == [10, 705]
     assert [int((row != PADDING).sum()) for row in tokenize(firsts, 512, seconds)] == [10, 512]
     assert "sequence length" not in capfd.readouterr().err
 
@@ -57,7 +57,7 @@ class AtLength:
     """A TextTokenizer at LENGTH tokens."""
 
     def __init__(self, tokenize: TextTokenizer) -> None:
-        self.tokenize, self.uncut = tokenize, tokenize.uncut
+        self.tokenize, self.full_lengths = tokenize, tokenize.full_lengths
 
     def __call__(self, texts: list[str]) -> torch.Tensor:
         return torch.nn.functional.pad(found := self.tokenize(texts, LENGTH), (0, LENGTH - found.shape[1]))
@@ -77,10 +77,10 @@ def test_open_clip(kind: str, tmp_path: Path) -> None:
     assert isinstance(tokenize, OpenClipTokenizer) and tokenize.context_length == LENGTH
     check(tokenize, LENGTH)
     if kind == "bytes":
-        assert tokenize.uncut(["frog", "A  FROG!", "frog " * 100]) == [3, 5, 102]
+        assert tokenize.full_lengths(["frog", "A  FROG!", "frog " * 100]) == [3, 5, 102]
 
 
 def test_prompts_and_answers(tmp_path: Path) -> None:
     tiny_bert.write(tmp_path)
     tokenize = PromptTokenizer(AutoTokenizer.from_pretrained(tmp_path), 512, begin=2)
-    assert tokenize.uncut(["abc", "", "d " * 600]) == [3, 0, 600]
+    assert tokenize.full_lengths(["abc", "", "d " * 600]) == [3, 0, 600]
