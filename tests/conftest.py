@@ -145,6 +145,14 @@ class Durations:
             durations.write({path: list(tests.values()) for path, tests in self.seconds.items()})
 
 
+def pytest_collection_finish() -> None:
+    gc.freeze()  # a million objects of imports and items, which each full collection would visit
+
+
+def pytest_unconfigure() -> None:
+    gc.unfreeze()  # Triton prints a page at the exit if its objects are still there
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     import torch
     from torch._C import _distributed_c10d as c10d

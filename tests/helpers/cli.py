@@ -19,6 +19,7 @@ import sys
 import tempfile
 import threading
 import traceback
+import weakref
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -158,6 +159,8 @@ def serve() -> None:
     gc.collect()
     gc.enable()
     gc.freeze()  # a collection in a fork would copy every page
+    for finalizer in weakref.finalize._registry:  # type: ignore[attr-defined]
+        finalizer.atexit = False  # a fork would take back all operators that torch registered: a tenth of a short run
     for line in sys.stdin:
         question = json.loads(line)
         if not question:

@@ -6,6 +6,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import faiss
 import numpy as np
 import pytest
 import torch
@@ -17,7 +18,7 @@ from hypothesis import given, settings, strategies as st
 from dyad.data.base.errors import ConfigError
 from dyad.eval.search import index
 from dyad.eval.search.index import Hits, Index
-from dyad.eval.search.index_spec import check_spec
+from dyad.eval.search.index_spec import Spec, check_spec
 
 
 def by_definition(queries: np.ndarray, corpus: np.ndarray, k: int) -> Hits:
@@ -224,6 +225,24 @@ def test_a_bad_spec_is_refused_with_examples(spec: str) -> None:
 def test_good_specs_pass() -> None:
     for spec in ("Flat", "IVF256,Flat;nprobe=16", "IVF256,PQ32;nprobe=16", "HNSW32;efSearch=128"):
         check_spec(spec)
+
+
+@pytest.mark.parametrize("spec", ["PQ8x4", "IVF4,PQ8x4", "PCA8,IVF4,PQ8x4,RFlat"])
+def test_faiss_finds_the_same_scores_with_its_polysemous_training(spec: str) -> None:
+    """Which takes 40 times as long, and is off."""
+    queries, corpus = unit_rows(20, 16, 0), unit_rows(600, 16, 1)
+    whole = faiss.index_factory(16, spec, faiss.METRIC_INNER_PRODUCT)
+    ours = Spec.parsed(spec).built(faiss, 16)
+    assert trained_polysemous(whole) and not trained_polysemous(ours)
+    for trained in (whole, ours):
+        trained.train(corpus)
+        trained.add(corpus)
+    np.testing.assert_allclose(ours.search(queries, 5)[0], whole.search(queries, 5)[0], rtol=1e-5)
+
+
+def trained_polysemous(part: Any) -> bool:
+    inner = (faiss.downcast_index(getattr(part, name)) for name in ("base_index", "index") if hasattr(part, name))
+    return getattr(part, "do_polysemous_training", False) or any(map(trained_polysemous, inner))
 
 
 @pytest.mark.parametrize("spec", ["IVF256,Flat;nprobe=16", "IVF16,PQ4", "PCA4,IVF16,PQ2"])
