@@ -119,9 +119,9 @@ def test_the_disk_is_full_while_a_run_saves(jobs: Jobs, tmp_path: Path) -> None:
         assert [json.loads(line) for line in (job.run / "metrics.jsonl").read_text().splitlines()]
         filler.unlink()
         job.until(lambda: newest_whole(job.run) > kept, "a checkpoint again")
-        again = "metrics.jsonl has all its lines again"  # said at the next line, maybe after the checkpoint
-        job.until(lambda: again in job.said(), "the lines that found no room")
-        assert job.said().count(full) == job.said().count(again) == 1
+        restored = "metrics.jsonl has all its lines again"  # said at the next line, maybe after the checkpoint
+        job.until(lambda: restored in job.said(), "the lines that found no room")
+        assert job.said().count(full) == job.said().count(restored) == 1
         failed = job.said().count("cannot write")
         job.until(lambda: fill(filler) and job.said().count("cannot write") > failed + 1, "failed saves again")
         kept = newest_whole(job.run)
