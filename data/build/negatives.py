@@ -29,7 +29,7 @@ from dyad.data.cli.options import NegativesOptions, PassagesOfRows, Target
 from dyad.data.cli.outputs import new_file, question_command
 from dyad.data.cli.writers import JSON_ROWS, RELEVANCE, ROWS
 from dyad.data.config import PassageConfig
-from dyad.data.question_passage.answers import prepared
+from dyad.data.question_passage.answers import answer_finder
 from dyad.data.question_passage.bm25 import open_bm25
 from dyad.data.question_passage.corpus import Corpus, CorpusPassages
 from dyad.data.question_passage.formats import record_of
@@ -131,7 +131,7 @@ class Builder:
         positive is among them. found: the question with its known right passages. hits (k,) int64: positions in the
         corpus of the passages that BM25 found, best first."""
         options, corpus, right = self._options, self.corpus, set(found.positives.keys)
-        answers = prepared(found.question.answers, options.match)
+        answers = answer_finder(found.question.answers, options.match)
         ranks, by_answer, wrong = list[int](), list[int](), dict[int, int]()
         for rank, (position, key) in enumerate(zip(hits.tolist(), corpus.keys[hits].tolist(), strict=True), start=1):
             if key in right:

@@ -39,7 +39,7 @@ from dyad.data.shards.scan_tar import unread_images
 from dyad.data.shards.shards import Shards
 from dyad.data.shards.sources import ShardSource
 from dyad.data.shards.storage import sha256_of
-from dyad.data.tables.folders import suffixes_in
+from dyad.data.tables.folders import count_suffixes
 
 BLOCK = 512  # samples per task
 TASKS_PER_PROCESS = 16  # a process with fewer tasks would spend more time on its imports
@@ -247,7 +247,7 @@ def _unread(values: Sequence[str], options: CheckOptions, indexes: Sequence[Shar
         if line := unread_images(Counter(index.ignored)):
             yield f"{index.path}: {line}"
     for folder in (table.path for table in inputs.tables_and_files(values, options, "SOURCE")[0]):
-        if os.path.isdir(folder) and (line := unread_images(suffixes_in(folder))):
+        if os.path.isdir(folder) and (line := unread_images(count_suffixes(folder))):
             yield f"{folder}: {line}"
 
 
@@ -392,7 +392,7 @@ def _finish(
         bad.print()
         raise DataError(
             f"{bad.count:,} problems in {rows:,} rows. Training refuses them. Without bad rows: python -m data pack "
-            f"{shlex.join(['::'.join(values), 'out=packed', *table_keys(options).words(), 'on_error=skip'])}"
+            f"{shlex.join(['::'.join(values), 'out=packed', *table_keys(options).as_args(), 'on_error=skip'])}"
         )
     if not rows:
         raise DataError(f"{'::'.join(values)}: there is no row.")

@@ -364,7 +364,7 @@ def _judged(qrels: str, queries: Corpus, corpus: Corpus, unread: UnreadFields, g
                 yield judgement
 
     unknown, numbers, starts, positions, grades = judgements.find_judged(relevant(), (queries, corpus))
-    for side, count in zip(judgements.SIDES, judgements.left_out(qrels, unknown, len(positions)), strict=True):
+    for side, count in zip(judgements.SIDES, judgements.count_left_out(qrels, unknown, len(positions)), strict=True):
         unread[f"judgements of an unknown {side}"] += count
     ranges = zip(numbers.tolist(), pairwise(starts.tolist()), strict=True)
     found, shares = {number: slice(*part) for number, part in ranges}, grades / grades.max(initial=1)

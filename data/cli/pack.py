@@ -24,7 +24,7 @@ from dyad.data.shards.index import ShardIndex
 from dyad.data.shards.scan_tar import IMAGES, TEXTS, unread_images
 from dyad.data.shards.shards import Shards
 from dyad.data.shards.sources import ShardSource
-from dyad.data.tables.folders import suffixes_in
+from dyad.data.tables.folders import count_suffixes
 from dyad.data.tables.image_table import ImageTable, image_table
 from dyad.data.tables.readers import Table
 
@@ -70,7 +70,7 @@ def pack_pairs(source: str, options: PackOptions) -> None:
     print(f"{samples:,} samples in {len(indexes)} shards ({megabytes:,.1f} MB) in {out}, indexed")
     if tally.skipped:
         print(tally)
-    if unread := unread_images(suffixes_in(source) if os.path.isdir(source) else Counter()):
+    if unread := unread_images(count_suffixes(source) if os.path.isdir(source) else Counter()):
         print_line(f"not read: {unread}")
     train = outputs.image_command({key: out / path for key, path in paths.items()}, trained, *read)
     print(f"train on them:\n  {train}")

@@ -159,7 +159,7 @@ def _pack_command(values: Sequence[str], options: SplitOptions, *others: str) ->
     """Return the command `python -m data pack` that packs a source and splits it with the same options. others: further
     arguments."""
     keys = (key for key in ("corpus", *KEPT) if getattr(options, key) != getattr(SplitOptions, key))
-    words = [*others, *(f"{key}={getattr(options, key)}" for key in keys), *table_keys(options).words()]
+    words = [*others, *(f"{key}={getattr(options, key)}" for key in keys), *table_keys(options).as_args()]
     whole = ("::".join(values), f"out={options.out}", f"val={options.val:g}", *words)
     return shlex.join(["python", "-m", "data", "pack", *whole])
 

@@ -9,5 +9,5 @@ ENDS = {CaptionPer.paragraph: re.compile(r"\n\s*\n"), CaptionPer.line: re.compil
 
 def captions_in(text: str, per: CaptionPer) -> list[str]:
     """Return the captions in a text, stripped of surrounding whitespace, without empty ones. per: what is one caption,
-    a line or a paragraph (all lines up to a blank one)."""
+    a line or a paragraph (all lines up to a blank one, with their line breaks). The list is empty for a blank text."""
     return [caption for caption in map(str.strip, ENDS[per].split(text)) if caption]

@@ -17,12 +17,12 @@ from dyad.data.shards.shards import Shards
 
 
 def caption_catalogue(shards: Shards, maker: PairMaker) -> Catalogue:
-    """Return the catalogue of the captions of all samples under the names in data.captions. If data.text_key is set,
-    captions of samples with the same value in this json field share a key.
+    """Return the Catalogue (data/loading/catalogue.py) of all captions that training may draw from `shards`.
 
-    maker: has the configuration and the tokenizer. Unusable captions of a sample, and its captions under later names,
-    are left out. The first call for given data reads all samples and stores the table in a cache file. Raises DataError
-    for a damaged shard.
+    If data.text_key is set, captions of samples with the same value in this json field share a key. maker: gives the
+    configuration and the tokenizer. Left out without a message are samples whose bytes are damaged and, of each sample,
+    the names in data.captions from the first one whose captions cannot be used. The first call for given data reads all
+    samples and stores the table in a cache file. Raises DataError for a shard that has changed or cannot be read.
     """
     config = maker.config
     weights = weights_of_rows(shards.sizes, shards.weights)

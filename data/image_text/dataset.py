@@ -52,11 +52,12 @@ def image_spec(spec: ImageSpec, config: DataConfig) -> ImageSpec:
 class TrainingPair(NamedTuple):
     """An image and one caption of a sample.
 
-    x, uint8 (3, S, S): the image, resized and cropped to the input side S of the tower; its other augmentation (noise)
-    is still to be done. text: the caption. draws (DRAWS,): random numbers in [0, 1) for the augmentation of the image.
-    x_key, y_key: content keys (64-bit hashes) of image and caption. relevance: weight in (0, 1]; None: data.relevance
-    is not set. negatives: texts that do not match the image. wrong: images that do not match the caption, each as
-    ((image like x, its draws), content key).
+    x, uint8 (3, S, S): the image, resized and cropped to the input side S of the tower; its other augmentation
+    (noise.py) is still to be done. text: the caption. draws, float64 (DRAWS of transforms.py,): random numbers in [0,
+    1) for the augmentation of the image. x_key: content key (64-bit hash) of the encoded image. y_key: key of the
+    caption, as `text_key` returns it. relevance: weight in (0, 1]; None: data.relevance is not set. negatives: texts
+    that do not match the image. wrong: images that do not match the caption, each as ((image like x, its draws),
+    content key).
     """
 
     x: Tensor
@@ -82,12 +83,12 @@ class PairMaker:
         mined: MinedTexts | None = None,
         mined_images: MinedImages | None = None,
     ) -> None:
-        """Set up the making of pairs. spec: preprocessing of the image tower (encoder). tokenize: the tokenizer of the
-        text tower. seed: the seed of the run, on which all random draws depend. mined, mined_images: mined hard
-        negatives, texts and images; None: there are none.
+        """Set up the making of pairs. spec: preprocessing of the image tower (encoder); data.resize replaces its resize
+        mode. tokenize: the tokenizer of the text tower. seed: the seed of the run, on which all random draws depend.
+        mined, mined_images: files of mined hard negatives, texts and images; None: there are none.
 
-        Raises ConfigError when data.negatives.lists has "mined" and no file of mined negatives is given for a kind that
-        is to be drawn (texts or images). If the list has other entries too, a file for the other kind is enough.
+        Raises ConfigError when data.negatives.lists has "mined" and a kind of negatives that is to be drawn (texts,
+        images) has no file. This is no error if the list has other entries too and the other kind has a file.
         """
         negatives, files = config.negatives, {MinedTexts.key: mined, MinedImages.key: mined_images}
         counts = {MinedTexts.key: negatives.per_row, MinedImages.key: negatives.pictures}
@@ -120,7 +121,7 @@ class PairMaker:
         text = captions[int(draws[1] * len(captions))]
         y_key = text_key(sample, text, config)
         of_image, decoded = draws[CAPTION_DRAWS:count], sample.decoded(config.image_key, config.max_image_pixels)
-        x = transforms.training_size(decoded, self.spec, config.augment, of_image)
+        x = transforms.crop_and_resize(decoded, self.spec, config.augment, of_image)
         x_key = content_key(sample.image(config.image_key))
         negatives = self.negatives(sample, x_key, draws[count:texts_end]) if config.negatives.per_row else ()
         wrong = self.wrong.drawn(sample, text, x_key, draws[texts_end:])
@@ -129,30 +130,39 @@ class PairMaker:
     def negatives(self, sample: ShardSample, x_key: int, draws: np.ndarray) -> tuple[str, ...]:
         """Draw texts that do not match the image of a sample (hard negatives), at most one for each number in `draws`.
 
-        x_key: content key of the image. draws: random numbers in [0, 1). No caption of the sample is drawn. Raises
-        SampleError if its captions or the hard negatives in its json fields cannot be used.
+        x_key: content key of the image. draws: random numbers in [0, 1). No caption of the sample is drawn, and no text
+        twice. The result is () if there are no candidates. Raises SampleError if the sample's captions, or the hard
+        negatives in its json fields, cannot be used.
         """
         right = [text for name in self.config.captions for text in self.texts(sample, name)]
         return draw_texts(wrong_texts(sample, x_key, self.config, self.mined), right, draws)
 
-    def has_images(self, sample: ShardSample) -> bool:
-        """Whether a sample has hard negative images for one of its captions, or the file of mined images has a line for
-        one of its captions (even an empty one). Raises SampleError if its image is missing, or a caption or the first
-        negative image found cannot be used."""
+    def has_negative_images(self, sample: ShardSample) -> bool:
+        """Whether training may draw hard negative images for a sample. True if there are some for one of its captions,
+        or if the file of mined images has a line for one of its captions (even an empty one).
+
+        Raises SampleError if the sample's image is missing, a caption cannot be used, or the first negative image found
+        cannot be decoded; DataError if this is a mined image that no sample of data.train has.
+        """
         x_key = content_key(sample.image(self.config.image_key))
         texts = (text for name in self.config.captions for text in self.texts(sample, name))
         return self.wrong.any_for(sample, texts, x_key)
 
-    def has_negatives(self, sample: ShardSample) -> bool:
-        """Whether a sample has hard negative texts for its image, or the file of mined texts has a line for this image
-        (even an empty one). Raises SampleError if its image is missing, or its captions or negatives cannot be used."""
+    def has_negative_texts(self, sample: ShardSample) -> bool:
+        """Whether training may draw hard negative texts for a sample. True if there are some for its image, or if the
+        file of mined texts has a line for this image (even an empty one). Raises SampleError if its image is missing,
+        or its captions or negatives cannot be used."""
         x_key = content_key(sample.image(self.config.image_key))
         return bool((self.mined and x_key in self.mined) or self.negatives(sample, x_key, np.zeros(1)))
 
     def batch(self, pairs: Sequence[TrainingPair], bad: tuple[BadSample, ...] = ()) -> Batch:
-        """Return the batch of b training pairs. x: the images, uint8 (b, 3, S, S), whose noise is still to be added. y:
-        the result of the tokenizer for the captions. The pairs' hard negatives become Batch.extra and Batch.extra_x.
-        bad: the unusable samples for which other samples were taken; the batch lists them."""
+        """Return the batch of b ≥ 1 training pairs. x: the images, uint8 (b, 3, S, S); x_noise: their noise, still to
+        be added. y: the tokens of the captions, int64 (b, L).
+
+        Batch.extra has the pairs' hard negative texts; it is None if data.negatives.per_row is 0. Batch.extra_x has
+        their hard negative images; None if data.negatives.pictures is 0. bad: records of the unusable samples that were
+        replaced, which the batch lists.
+        """
         images, texts, *numbers, draws, relevance, negatives, wrong = zip(*pairs, strict=True)
         ids, x_keys, y_keys = map(torch.tensor, numbers)
         x, x_noise = stacked(zip(images, draws, strict=True), self.config.augment)
@@ -182,9 +192,10 @@ class PairMaker:
         )
 
     def check(self, sample: ShardSample) -> None:
-        """Raise SampleError when a sample cannot be used for training: its image is missing or cannot be decoded, the
-        captions under any of the names in data.captions are missing or unusable, the json field named by data.relevance
-        holds no number in (0, 1], or the json field named by data.text_key is missing."""
+        """Raise SampleError when a sample cannot be used for training. This is so when its image is missing or cannot
+        be decoded, when the captions under any of the names in data.captions are missing or unusable, when the json
+        field named by data.relevance holds no number in (0, 1], or when the json field named by data.text_key is
+        missing. Hard negatives are not checked."""
         self.relevance(sample)
         sample.decoded(self.config.image_key, self.config.max_image_pixels)
         for name in self.config.captions:
@@ -206,8 +217,10 @@ def maker_with_mined(
 ) -> PairMaker:
     """Return a PairMaker with the mined negatives of data.negatives.file and data.negatives.picture_file.
 
-    shards: the training data, which hold the mined images; None: a stream, which uses no mined images. Raises
-    ConfigError for a missing file and in the cases of PairMaker, and DataError for a damaged file.
+    shards: the training data, which hold the mined images; None: the data are streamed, and data.negatives.picture_file
+    is not read. The first call for given data reads the files, and for mined images all samples in `shards`, and stores
+    tables in cache files. Raises ConfigError for a missing file and in the cases of PairMaker, DataError for a damaged
+    file.
     """
     texts, images = config.negatives.file, config.negatives.picture_file
     mined = MinedTexts(texts) if texts else None
@@ -218,8 +231,12 @@ def maker_with_mined(
 
 
 class LabelMaker(PairMaker):
-    """Makes pairs of an image and its class, whose name is in the member or json field data.label. tokenize: converts
-    class names to class numbers, so that y of a batch is int64 (b,)."""
+    """Makes pairs of an image and its class, the value of the member or json field data.label. data.captions is not
+    read.
+
+    tokenize: converts class names to class numbers, so that y of a batch is int64 (b,). A sample without a class, or of
+    a class that `tokenize` does not know, raises SampleError.
+    """
 
     tokenize: ClassNumbers
 
@@ -237,17 +254,18 @@ class ImageText:
     id) and the shards."""
 
     def __init__(self, shards: Shards, maker: PairMaker) -> None:
-        """Set up the training data set of images and captions, and check its first samples. maker: makes pairs from
-        samples and batches from pairs.
+        """Set up the data set, and check its first samples until one is usable: at most data.bad_in_a_row, at least
+        one.
 
-        Raises SampleError when all checked samples are unusable, so that a wrong key or field in the configuration is
-        reported before any loader process starts; ConfigError when hard negatives are asked for and none of at most 100
-        samples has any.
+        maker: makes pairs from samples and batches from pairs. Raises SampleError when all checked samples are
+        unusable, so that a wrong key or field in the configuration is reported before any loader process starts. Raises
+        ConfigError when hard negatives are to be drawn and none of at most 100 samples, evenly spaced in the data, has
+        any.
         """
         self.shards, self._maker, limit = shards, maker, maker.config.bad_in_a_row_limit
         self._replacements = Replacements(shards.sizes, maker.seed, limit)
         check_any(range(min(len(shards), max(limit, 1))), lambda i: maker.check(ShardSample.read(shards, i)))
-        for name, has_any in (("per_row", maker.has_negatives), ("pictures", maker.has_images)):
+        for name, has_any in (("per_row", maker.has_negative_texts), ("pictures", maker.has_negative_images)):
             if getattr(maker.config.negatives, name):
                 self._check_negatives(name, has_any)
 
@@ -294,11 +312,11 @@ def text_key(sample: ShardSample, text: str, config: DataConfig) -> int:
 
 
 def caption_draws(sample: ShardSample, config: DataConfig) -> Iterator[tuple[int, float, str]]:
-    """Yield (key, probability, text) for each caption that training may draw from a sample. key: the result of
-    `text_key` for the caption. probability: that this caption is drawn when the sample is used.
+    """Yield (key, probability, text) for each caption that training may draw from a sample.
 
-    Raises SampleError at the first name in data.captions under which the captions cannot be used; the captions under
-    earlier names have been yielded by then.
+    key: the result of `text_key` for the caption. probability: that this caption is drawn when the sample is used.
+    Names in data.captions of weight 0 are skipped. Raises SampleError at the first name under which the captions cannot
+    be used; the captions under earlier names have been yielded by then.
     """
     weights = config.caption_weights or [1.0] * len(config.captions)
     for name, weight in zip(config.captions, weights, strict=True):

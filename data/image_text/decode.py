@@ -17,9 +17,10 @@ if TYPE_CHECKING:
 def decode(data: bytes, max_pixels: int) -> Tensor:
     """Decode a JPEG, PNG or WebP image to uint8 (3, H, W), H its height and W its width.
 
-    Transparent areas become white; the first frame of an animation is decoded. Raises DataError with the reason for
-    damaged data, for other formats, for more than `max_pixels` pixels, and for a JPEG of more than MAX_SCANS scans
-    (passes over the image). Pixels and scans are counted before anything is decoded.
+    The tensor is on the CPU and not contiguous (a permuted view of the decoder's array). Transparent areas become
+    white; the first frame of an animation is decoded. Raises DataError with the reason, without the name of a file, for
+    damaged data, for other formats, for more than `max_pixels` pixels, and for a JPEG that `refuse_many_scans` refuses.
+    Pixels and scans are counted before anything is decoded.
     """
     refuse_many_scans(data)
     if data[:3] == JPEG_MAGIC:
@@ -37,8 +38,8 @@ def decode(data: bytes, max_pixels: int) -> Tensor:
 
 
 def to_rgb(image: Image) -> Image:
-    """Convert a PIL image to mode RGB, with white behind transparent pixels. Of 16-bit pixels the upper 8 bits are
-    taken."""
+    """Convert a PIL image to mode RGB, with white behind transparent pixels. Return the image itself if it is RGB
+    already. Modes I and I;16 count as 16 bits a pixel, of which the upper 8 are taken."""
     from PIL import Image
 
     if image.mode.startswith("I"):  # 16 bits a pixel, which convert() would clip

@@ -52,8 +52,9 @@ class Header(NamedTuple):
 
 
 def read_header(data: bytes, max_pixels: int) -> Header:
-    """Return the header of a JPEG, PNG or WebP image. Raises DataError for other data, for more than `max_pixels`
-    pixels, and for a JPEG with too many scans or segments (see refuse_many_scans)."""
+    """Return the header of a JPEG, PNG or WebP image. Pixels are not decoded, so damage behind the header is not found.
+    Raises DataError for other data, for more than `max_pixels` pixels, and for a JPEG that `refuse_many_scans`
+    refuses."""
     refuse_many_scans(data)
     with opened_image(data, max_pixels, "max_image_pixels") as image:
         return Header(SUFFIX_OF[str(image.format)], image.mode, *image.size)
@@ -61,10 +62,11 @@ def read_header(data: bytes, max_pixels: int) -> Header:
 
 @contextmanager
 def opened_image(data: bytes, max_pixels: int, key: str) -> Iterator["Image"]:
-    """Context manager that yields a JPEG, PNG or WebP image that PIL has opened and not yet decoded.
+    """Context manager that yields a JPEG, PNG or WebP image, opened by PIL and not yet decoded. It is closed at the
+    end.
 
-    key: the configuration key of `max_pixels`, for messages. Raises DataError for other data, for more than
-    `max_pixels` pixels, and for any exception in the with block, such as one of decoding.
+    key: the configuration key of `max_pixels`, for messages. Raises DataError for other data and for more than
+    `max_pixels` pixels. Any Exception inside the block, such as one of decoding, is raised as DataError too.
     """
     from PIL import Image, UnidentifiedImageError
 
@@ -92,8 +94,11 @@ def check_size(width: int, height: int, max_pixels: int, key: str) -> None:
 
 
 def refuse_many_scans(data: bytes) -> None:
-    """Raise DataError for a JPEG of more than MAX_SCANS scans (passes over the image) or MAX_SEGMENTS segments, which
-    would take minutes to decode. Other data pass."""
+    """Raise DataError for a JPEG of more than MAX_SCANS scans (passes over the image): it takes minutes to decode.
+
+    A JPEG is refused too if its scans are not counted within its first MAX_SEGMENTS segments. Other data pass, as does
+    a JPEG of which a decoder reads only the first scan.
+    """
     # count() also finds the marker's bytes in metadata: only when it finds many are the segments parsed
     if data[:3] != JPEG_MAGIC or _is_one_scan(data) or data.count(b"\xff" + START_OF_SCAN) <= MAX_SCANS:
         return

@@ -31,10 +31,11 @@ class ImageViews:
     sample id) and the shards."""
 
     def __init__(self, shards: Shards, spec: ImageSpec, config: DataConfig, seed: int) -> None:
-        """Set up the data set and check its first samples.
+        """Set up the data set, and check its first samples until one is usable: at most data.bad_in_a_row, at least
+        one.
 
-        spec: preprocessing of the image tower (encoder). seed: the seed of the run. Raises SampleError when all
-        checked samples are unusable.
+        spec: preprocessing of the image tower (encoder); data.resize replaces its resize mode. seed: the seed of the
+        run. Raises SampleError when all checked samples are unusable.
         """
         self.shards, self.config, self.seed = shards, config, seed
         self.spec, self.augments = image_spec(spec, config), config.augments
@@ -73,12 +74,12 @@ class ImageViews:
         S), and the random numbers in [0, 1) of its augmentation, float64 (DRAWS,). Its noise is still to be added.
         view: 0 for x, 1 for y."""
         draws = uniforms(self.seed, epoch, sample_id, 2 * transforms.DRAWS).reshape(2, -1)[view]
-        return transforms.training_size(image, self.spec, self.augments[view], draws), draws
+        return transforms.crop_and_resize(image, self.spec, self.augments[view], draws), draws
 
 
 @dataclass(frozen=True)
 class ViewItems(Images):
-    """One view of each of N images as inputs of a tower (encoder), augmented by the random numbers of epoch 0.
+    """One view of each of N images as inputs of a tower (encoder), fully augmented by the random numbers of epoch 0.
 
     views: makes the views. view: which view `block` returns, 0 for x, 1 for y.
     """
@@ -99,10 +100,11 @@ class ViewItems(Images):
 
 
 def view_pairs(shards: Shards, spec: ImageSpec, config: DataConfig, seed: int) -> RetrievalSet:
-    """Build the set on which retrieval of the other view of an image is evaluated. It has two views of each image in
-    `shards`: views x as its `images`, and views y as its `texts`.
+    """Build the set on which retrieval of the other view of an image is evaluated: two views of each image in `shards`.
 
-    Arguments as of `ImageViews`. Raises SampleError when a sample has no image, or the first image cannot be decoded.
+    Views x are its `images`, and views y its `texts` (ViewItems in place of Captions). Arguments as of `ImageViews`.
+    data.bad_samples counts as "stop": no image is replaced. Raises SampleError when a sample has no image, or the first
+    image cannot be decoded. The other images are decoded only when a block is read.
     """
     views = ImageViews(shards, spec, replace(config, bad_samples=BadSamples.stop), seed)
     images = (ShardSample.read(shards, i).image(config.image_key) for i in range(len(shards)))

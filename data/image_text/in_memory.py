@@ -40,9 +40,12 @@ class GivenImages:
 
 
 def pixels(image: ImageInput, max_pixels: int) -> Tensor:
-    """Return an image as uint8 (3, H, W). image: a path, the bytes of a file, a PIL image, or uint8 pixels: (H, W, 3)
-    of numpy or (3, H, W) of torch. max_pixels: the most pixels of an encoded image (path or bytes). Raises DataError
-    for an image that cannot be read or is too large, and for a value that is no image."""
+    """Return an image as uint8 (3, H, W) on the CPU. image: a path, the bytes of a file, a PIL image (converted as by
+    `to_rgb`), or uint8 pixels: (H, W, 3) of numpy or (3, H, W) of torch.
+
+    max_pixels: the most pixels of an encoded image (path or bytes). Raises DataError for an image that cannot be read
+    or is too large, and for a value that is no image.
+    """
     if isinstance(image, bytes):
         return decode(image, max_pixels)
     if isinstance(image, str | PathLike):

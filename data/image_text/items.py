@@ -50,7 +50,7 @@ class Images:
         return ShardSample.read(self.shards, i).decoded(self.config.image_key, self.config.max_image_pixels)
 
     def key(self, i: int) -> str:
-        """Return the key of sample i, its name in the shard."""
+        """Return the key of sample i as text: its name in a tar shard, its line or row number in a file of rows."""
         return self.shards.key(i)
 
 
@@ -115,11 +115,12 @@ class LabelledSet:
 
 
 def retrieval_set(shards: Shards, spec: ImageSpec, tokenize: Tokenize, config: DataConfig) -> RetrievalSet:
-    """Build the set of images and captions on which image-text retrieval is evaluated: all samples in `shards`, with
-    all captions under the first name in data.captions.
+    """Build the set on which image-text retrieval is evaluated: all images, and the captions under the first
+    data.captions name.
 
-    spec: preprocessing of the image tower (encoder). tokenize: the tokenizer of the text tower. Raises SampleError
-    for a sample that has no image or no usable captions. Images are not decoded yet.
+    spec: preprocessing of the image tower (encoder); data.resize replaces its resize mode. tokenize: the tokenizer of
+    the text tower. All samples are read now, and captions kept in memory; images are decoded only when a block is read.
+    Raises SampleError for a sample that has no image or no usable captions.
     """
     texts: list[str] = []
     owner, image_keys, text_keys = [], [], []
@@ -135,10 +136,12 @@ def retrieval_set(shards: Shards, spec: ImageSpec, tokenize: Tokenize, config: D
 
 
 def labelled_set(shards: Shards, spec: ImageSpec, config: DataConfig, label: str) -> LabelledSet:
-    """Return all images in shards with their class labels. spec: preprocessing of the image tower. label: where the
-    class label is: the name of a json field, "cls" for the number in the cls member, or "txt" for the txt member.
+    """Return all images in shards with their class labels. spec: preprocessing of the image tower; data.resize replaces
+    its resize mode. label: where the class label is, in the form that `ShardSample.label` takes: the name of a json
+    field, "cls" for the number in the cls member, or "txt" for the txt member.
 
-    Raises SampleError for a sample without a label or an image.
+    All samples are read now; images are decoded only when a block is read. Raises SampleError for a sample without a
+    label or an image.
     """
     samples = (ShardSample.read(shards, i) for i in range(len(shards)))
     found = [(sample.label(label), content_key(sample.image(config.image_key))) for sample in samples]

@@ -26,10 +26,10 @@ FORMAT = "1"
 
 
 class Mined:
-    """A file of mined negatives, which finds the negatives of an item by the item's content key. Can be pickled.
+    """Base of files of mined negatives, in which the negatives of an item are found by its content key. Can be pickled.
 
-    key: the configuration key that names the file. line: the form of its lines, for messages. files: entries that
-    describe the file in the manifest of a run.
+    A subclass sets key and line. key: the configuration key that names the file. line: the form of its lines, for
+    messages. files: entries that describe the file in the manifest of a run.
     """
 
     key: ClassVar[str]
@@ -48,8 +48,8 @@ class Mined:
         self._mapped = cached_array(rows.files, kind, [], [FORMAT, rows.fingerprint], lambda: self._by_key(rows))
 
     def negatives(self, key: int) -> Sequence[str]:
-        """Return the list "negatives" in the line of an item; empty if the file has no line for this item. key: content
-        key of the item."""
+        """Return the list "negatives" in the line of an item; () if the file has no line for this item. key: content
+        key of the item. The other fields of the line, such as "scores", are not read."""
         line = place_of(key, self._mapped)
         return () if line is None else self._rows.fields(line)["negatives"]
 
@@ -91,7 +91,8 @@ def wrong_texts(own: ShardSample, x_key: int, config: DataConfig, mined: MinedTe
     """Return the hard negative texts of an image, from the first list in data.negatives.lists that has any.
 
     own: the sample of the image. x_key: content key of the image. mined: the file of mined texts; None: there is none.
-    Raises SampleError if a json field of data.negatives.fields is no text or list of texts, or a text is blank.
+    The result is empty if no list has any. It may hold captions of the sample, which `draw_texts` leaves out. Raises
+    SampleError if a json field of data.negatives.fields is no text or list of texts, or a text is blank.
     """
     lists = {
         NegativeList.hard_negatives: lambda: [

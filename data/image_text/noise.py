@@ -30,20 +30,20 @@ BLOCK_PIXELS = {"cpu": 2**16, "cuda": 2**24}
 
 
 def stacked(cropped: Iterable[Cropped], augment: AugmentConfig) -> tuple[Tensor, Noise]:
-    """Stack b images of one size: return uint8 (b, 3, S, S), and the noise that `augment` sets, still to be added.
+    """Stack b ≥ 1 images of one size: return uint8 (b, 3, S, S), and the noise that `augment` sets, still to be added.
     cropped: each image with its random numbers."""
     images, draws = zip(*cropped, strict=True)
     return torch.stack(images), Noise(partial(add_noise, augment), np.stack(draws)[:, CROP_DRAWS:])
 
 
 def add_noise(augment: AugmentConfig, images: Tensor, draws: Floats) -> Tensor:
-    """Return the images of a batch augmented: rotated, zoomed, stretched, shifted and flipped on white, then changed in
-    brightness, colour-jittered, made grey, blurred and solarised. Returns `images` itself if `augment` sets none of
-    these changes.
+    """Return the images of a batch augmented as `augment` says, by all changes but the crop. They are rotated, zoomed,
+    stretched, shifted and flipped on white, then changed in brightness, colour-jittered, made grey, blurred and
+    solarised. Returns `images` itself if `augment` sets none of these changes.
 
-    augment: the largest size or the probability of each change. images: uint8 (b, 3, S, S), on any device. draws (b,
-    NOISE_DRAWS): random numbers in [0, 1). The result of an image depends on its own draws only, to the last bit, not
-    on the other images. Devices may round differently, by 1 of 255.
+    augment: the largest size or the probability of each change. images: uint8 (b, 3, S, S), on a CPU or a CUDA device.
+    draws, float64 (b, NOISE_DRAWS): random numbers in [0, 1). The result of an image depends on its own draws only, to
+    the last bit, not on the other images. Devices may round differently, by 1 of 255.
     """
     warps = augment.rotate or augment.aspect or augment.shift or tuple(augment.zoom) != (1, 1)
     colours = augment.brightness or tuple(augment.gain) != (1, 1)

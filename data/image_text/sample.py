@@ -44,7 +44,8 @@ class ShardSample:
 
     @staticmethod
     def read(shards: Shards, sample_id: int) -> "ShardSample":
-        """Read the sample with this id from its shard."""
+        """Read the sample with this id from its shard. Raises SampleError when its bytes are damaged, and DataError
+        when the shard has changed or cannot be read."""
         return ShardSample(*shards.origin(sample_id), shards.read(sample_id))
 
     @property
@@ -115,12 +116,12 @@ class ShardSample:
             raise SampleError(f"{self.where}: {bad}.") from bad
 
     def label(self, name: str) -> str:
-        """Return the class label of a sample as text. name: "cls" for the number in the cls member, "txt" for the txt
-        member, else the name of a json field. If the cls or txt member is missing, the json field `class`, `label` or
-        `fine_label` is taken, which tables and folders of classes have.
+        """Return the class label of a sample as text. name: "cls" for the number in the cls member (leading zeros are
+        dropped), "txt" for the stripped text of the txt member, else the name of a json field.
 
-        Raises SampleError when the field or member is missing, when the field is null or no valid Unicode, or when the
-        cls member holds no number.
+        If the cls or txt member is missing, the first of the json fields `class`, `label` and `fine_label` is taken,
+        which tables and folders of classes have. Raises SampleError when the field or member is missing, when the field
+        is null or no valid Unicode, or when the cls member holds no number.
         """
         if name in ("cls", "txt") and name not in self.members:
             name = next((field for field in CLASS_FIELDS if field in self.fields), name)

@@ -40,8 +40,7 @@ SHOWN = 3  # damaged places of a shard that a message lists
 
 @dataclass
 class StreamBatch(Batch):
-    """A batch, and counts of the samples that its reader used for it. A draw is one shard to be read (module
-    docstring).
+    """A batch of a stream, and which samples of each draw it used. A draw is one shard to be read (module docstring).
 
     bad: also lists shards that could not be read completely. taken: draw → number of its samples used for this batch,
     bad ones included. ended: draw → number of samples in its shard, for shards that were read to their end while the
@@ -54,9 +53,11 @@ class StreamBatch(Batch):
 
 @dataclass(frozen=True)
 class OneEpoch:
-    """Takes the place of `Order` in a streaming run, to divide the run into epochs. The run is one epoch of
-    `steps_per_epoch` steps, because the number of samples in a stream is not known beforehand. sizes: empty, as no size
-    is known."""
+    """Takes the place of `Order` (data/loading/order.py) in a streaming run: the whole run is one epoch.
+
+    steps_per_epoch: the number of steps of the run; the number of samples in a stream is not known beforehand. sizes:
+    empty, as no size is known.
+    """
 
     steps_per_epoch: int
     sizes: Sequence[int] = ()
@@ -98,19 +99,20 @@ class StreamSample:
 
 
 class Stream:
-    """The training data for data.mode=stream, which yields a batch for each step. Can be pickled until a batch is
-    read."""
+    """The training data for data.mode=stream. After `begin`, `batches` yields a batch for each step. Can be pickled
+    until a batch is read."""
 
     def __init__(
         self, sources: Sequence[ShardSource], maker: PairMaker, config: DataConfig, *, seed: int, global_batch_size: int
     ) -> None:
-        """Set up a stream: the order in which its shards are read. Checks the first samples.
+        """Set up a stream: the order in which its shards are read. Reads at most CHECKED samples, until one is usable.
 
         sources: lists of shards, each with a weight. maker: makes training pairs and batches. seed: the seed of the
         run, on which the order depends. global_batch_size: samples of one step in all training processes together.
 
-        Raises SampleError when none of the first samples can be used as configured; ConfigError for a weight so small
-        that its source would never be read.
+        Raises SampleError when none of these samples can be used as configured; DataError when the first shards have no
+        sample, or one is damaged and data.bad_samples=stop; ConfigError for a weight so small that its source would
+        never be read.
         """
         self.shards = [shard for source in sources for shard in source.shards]
         self.maker, self.id_key, self.buffer = maker, config.id_key, config.buffer
@@ -130,12 +132,13 @@ class Stream:
         check_any(islice(Reader(self, 0, 1).samples(), CHECKED), self._check)
 
     def begin(self, rank: int, world_size: int, workers: int, state: Mapping[str, Any] | None) -> str:
-        """Set how many readers share the stream, and which of them run in this training process. Returns a text for the
-        log.
+        """Set how many readers share the stream, and which of them run in this training process. Call it once, before
+        `batches`. Returns a text for the log.
 
         rank, world_size: index of this process and number of training processes. workers: number of loader processes of
-        each training process. state: the progress in a checkpoint, as `state` returned it, from which the stream
-        continues; None: start at the beginning. The run that wrote it may have had other numbers of processes.
+        each training process; 0: this process reads. state: the progress in a checkpoint, as `state` returned it, from
+        which the stream continues; None: start at the beginning. The run that wrote it may have had other numbers of
+        processes.
         """
         self._rank, self._world_size, self._readers = rank, world_size, max(workers, 1)
         readers, shards = world_size * self._readers, self.draws_per_pass
@@ -164,12 +167,13 @@ class Stream:
         ahead: Callable[[Iterator[StreamBatch]], Iterator[StreamBatch]] = iter,
         noise_later: bool = False,
     ) -> Iterator[Batch]:
-        """Yield the batches of steps first_step … last_step - 1, each with this training process's part of the samples
-        of a step. Each batch is added to the attribute `progress` just before it is yielded.
+        """Yield this training process's batch of each of the steps first_step … last_step - 1.
 
-        workers: number of loader processes. timeout: seconds that a loader process may take for a sample before
-        HardwareError is raised; 0: no limit. ahead: wraps the iterator of batches, to copy them to the device before
-        their step. noise_later: whether noise is left out of the images, to be added on the device by Batch.with_noise.
+        Each batch is added to the attribute `progress` just before it is yielded. workers: number of loader processes,
+        as given to `begin`. timeout: seconds that a loader process may take for a sample before HardwareError is
+        raised; 0: no limit. ahead: wraps the iterator of batches, to copy them to the device before their step.
+        noise_later: whether noise is left out of the images, to be added on the device by Batch.with_noise. Raises
+        DataError as `Reader.batch` does.
         """
         rows = local_rows(self.global_batch_size, self._rank, self._world_size)
         count, steps = rows.stop - rows.start, range(first_step, last_step)
@@ -242,8 +246,9 @@ class Reader:
         self._mixed = self._mix()
 
     def batch(self, size: int) -> StreamBatch:
-        """Return a batch of the next `size` usable samples. Raises DataError after data.bad_in_a_row consecutive bad
-        samples, for any bad sample with data.bad_samples=stop, and in the cases of the method `samples`."""
+        """Return a batch of the next `size` usable samples. Unusable samples are skipped, and listed in Batch.bad.
+        Raises DataError after data.bad_in_a_row consecutive bad samples, for any bad sample with data.bad_samples=stop,
+        and in the cases of the method `samples`."""
         pairs: list[TrainingPair] = []
         taken = Counter[int]()
         while len(pairs) < size:
@@ -308,8 +313,8 @@ class Reader:
         self._bad.append(bad)
 
 
-def first_of(shard: str) -> ShardSample:
-    """Return the first sample of a shard. Raises DataError when there is none."""
+def first_sample(shard: str) -> ShardSample:
+    """Return the first sample of a shard. Raises DataError, with the reason, when no sample can be read."""
     scan = Scan()
     for sample in _read_samples(shard, scan):
         return sample
@@ -319,8 +324,11 @@ def first_of(shard: str) -> ShardSample:
 
 
 def _read_samples(shard: str, scan: Scan) -> Iterator[ShardSample]:
-    """Yield the samples of a shard. If the shard is damaged or its storage fails, nothing is raised; the problem is
-    added to scan.problems. scan: an empty Scan, which this function fills with what it finds in the shard."""
+    """Yield the samples of a shard. scan: an empty Scan, which this function fills with what it finds in the shard.
+
+    If the shard is damaged or its storage fails, nothing is raised: the problem is added to scan.problems, and what
+    cannot be read is left out. Raises ConfigError when the package that reads the shard's URL is not installed.
+    """
     last = None
     try:
         with open_sequential(shard) as content:
@@ -335,7 +343,7 @@ def _read_samples(shard: str, scan: Scan) -> Iterator[ShardSample]:
 
 def _lost_part(shard: str, problems: Problems) -> BadSample:
     """Return an entry for `Batch.bad` that reports a shard without samples, or a part of a shard that could not be
-    read. problems: the problems of the shard, from which the reason of the entry is made."""
+    read. problems: the problems of the shard, at least one, from which the reason of the entry is made."""
     reasons = [str(problem) for problem in problems.first[:SHOWN]]
     if problems.count > SHOWN:
         reasons.append(f"{problems.count - SHOWN} more such places")

@@ -51,7 +51,7 @@ class ImageSpec:
 
 def evaluation_transform(image: Tensor, spec: ImageSpec) -> Tensor:
     """Resize an image without augmentation: uint8 (3, H, W) → uint8 (3, S, S), S = spec.size. An image that already has
-    this size is returned unchanged.
+    this size is returned unchanged, unless spec.resized is another length.
 
     With colours scaled to 0..1, the result differs from open_clip's preprocessing by at most 2/255. Of an image whose
     longer side is more than MAX_ASPECT times the shorter one, only a part of the pixels is resized.
@@ -97,11 +97,12 @@ def _resize(image: Tensor, size: list[int], spec: ImageSpec) -> Tensor:
 # Augmentation ---------------------------------------------------------------------------------------------------------
 
 
-def training_size(image: Tensor, spec: ImageSpec, augment: AugmentConfig, draws: Floats) -> Tensor:
-    """Resize a training image: uint8 (3, H, W) → uint8 (3, S, S), S = spec.size.
+def crop_and_resize(image: Tensor, spec: ImageSpec, augment: AugmentConfig, draws: Floats) -> Tensor:
+    """Crop and resize a training image: uint8 (3, H, W) → uint8 (3, S, S), S = spec.size.
 
-    With augment.crop_scale other than (1, 1), a random crop is resized; otherwise the image is resized as in
-    evaluation. draws: random numbers in [0, 1), of which the first CROP_DRAWS are used.
+    With augment.crop_scale other than (1, 1), a random crop is resized to the square; otherwise the image is resized as
+    in evaluation, and `draws` is not used. draws, float64: random numbers in [0, 1), of which the first CROP_DRAWS are
+    used.
     """
     if tuple(augment.crop_scale) == (1, 1):
         return evaluation_transform(image, spec)

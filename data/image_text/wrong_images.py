@@ -22,7 +22,7 @@ from dyad.data.config import DataConfig, NegativeList
 from dyad.data.image_text.negatives import FORMAT, Mined, place_of, sorted_table
 from dyad.data.image_text.noise import Cropped, stacked
 from dyad.data.image_text.sample import ShardSample
-from dyad.data.image_text.transforms import DRAWS, ImageSpec, training_size
+from dyad.data.image_text.transforms import DRAWS, ImageSpec, crop_and_resize
 from dyad.data.loading.negatives import distinct, sample
 from dyad.data.shards.content_keys import Int64s, content_key, key_name, key_of_name
 from dyad.data.shards.index_cache import cached_array
@@ -32,8 +32,9 @@ Drawn = Sequence[tuple[Cropped, int]]  # (image before noise with its random num
 
 
 class WrongImage(NamedTuple):
-    """An image that does not match a caption. key: content key of the image. decoded: returns the image decoded, uint8
-    (3, H, W)."""
+    """An image that does not match a caption. key: content key of the image. decoded(): returns the image decoded,
+    uint8 (3, H, W); raises SampleError if it cannot be decoded, and DataError for a mined image that is in no sample of
+    data.train."""
 
     key: int
     decoded: Callable[[], Tensor]
@@ -68,7 +69,8 @@ class MinedImages(Mined):
         return [WrongImage(key, partial(self._decoded, key)) for key in keys]
 
     def _decoded(self, key: int) -> Tensor:
-        """Decode the image with this content key, uint8 (3, H, W). Raises DataError if no sample has this image."""
+        """Decode the image with this content key, uint8 (3, H, W). Raises DataError if no sample has this image, and
+        SampleError if it cannot be decoded."""
         if (sample_id := place_of(key, self._samples)) is None:
             problem = f"{self.key}={self.path}: no sample of data.train has its image {key_name(key)}"
             raise DataError(f"{problem}. Mine these data: python -m eval.mine run=… mine=pictures")
@@ -93,12 +95,13 @@ class WrongImages:
     def drawn(self, own: ShardSample, text: str, x_key: int, draws: np.ndarray) -> Drawn:
         """Draw hard negative images for the caption `text` of the sample `own`, at most data.negatives.pictures.
 
-        x_key: content key of the sample's own image, which is never drawn. No image is drawn twice. draws: as many
-        random numbers in [0, 1) as the property `draws` says. Raises SampleError for an image that cannot be decoded,
-        and DataError for a mined image that is in no sample of data.train.
+        Each is cropped and resized to the input of the tower; its noise is still to be added. The result is () if there
+        are no candidates. x_key: content key of the sample's own image, which is never drawn. No image is drawn twice.
+        draws: as many random numbers in [0, 1) as the property `draws` says. Raises SampleError for an image that
+        cannot be decoded, and DataError for a mined image that is in no sample of data.train.
         """
         which, of_images = np.split(draws, [self.config.negatives.pictures])
-        size = partial(training_size, spec=self.spec, augment=self.config.augment)
+        size = partial(crop_and_resize, spec=self.spec, augment=self.config.augment)
         each = zip(self._chosen(own, text, x_key, which), of_images.reshape(-1, DRAWS), strict=False)
         return tuple(((size(image.decoded(), draws=crop), crop), image.key) for image, crop in each)
 

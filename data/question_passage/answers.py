@@ -24,7 +24,7 @@ _BETWEEN = "\x1f"  # joins tokens: a control character is in no token, and lower
 _SECONDS = 10.0  # limit for one pattern in one text; a pattern with catastrophic backtracking would never end
 
 
-def prepared(answers: Iterable[str], mode: AnswerMatch = AnswerMatch.string) -> "Answers":
+def answer_finder(answers: Iterable[str], mode: AnswerMatch = AnswerMatch.string) -> "Answers":
     """Return an Answers object that searches texts for the answers of one question. mode: whether the answers are
     strings or regular expressions. A search for a regular expression raises DataError if it takes more than 10 seconds
     in one text.
@@ -70,7 +70,7 @@ class _Strings:
             for i in range(len(words) - len(answer) + 1)
             if words[i : i + len(answer)] == answer
         )
-        return _joined_spans(found, _origin(text, decomposed))
+        return _joined_spans(found, _original_indices(text, decomposed))
 
 
 class _Patterns:
@@ -87,7 +87,7 @@ class _Patterns:
     def spans(self, text: str) -> list[Span]:
         decomposed = _decomposed(text)
         found = (span for pattern in self._patterns for span in _matches(pattern, decomposed) if span[0] < span[1])
-        return _joined_spans(found, _origin(text, decomposed))
+        return _joined_spans(found, _original_indices(text, decomposed))
 
 
 Answers = _Strings | _Patterns
@@ -132,7 +132,7 @@ def _folded(lower: str) -> str:
     return lower.replace("ς", "σ")
 
 
-def _origin(text: str, decomposed: str) -> Sequence[int]:
+def _original_indices(text: str, decomposed: str) -> Sequence[int]:
     """Return, for each character of `decomposed`, the index of the character of `text` from which it came. decomposed:
     the NFD form of `text`.
 

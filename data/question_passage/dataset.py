@@ -23,7 +23,7 @@ from dyad.data.loading.negatives import distinct, looked_at
 from dyad.data.loading.replacement import Replacements
 from dyad.data.loading.sample_rng import uniforms
 from dyad.data.question_passage.corpus import Corpus
-from dyad.data.question_passage.negatives import MinedNegatives, draw_negatives, without_negatives
+from dyad.data.question_passage.negatives import MinedNegatives, draw_negatives, no_negatives_message
 from dyad.data.question_passage.passages import Passage, Question
 from dyad.data.question_passage.questions import QuestionRows
 from dyad.data.shards.content_keys import Int64s
@@ -172,7 +172,7 @@ class QuestionPassage:
             with suppress(SampleError):  # bad rows are replaced
                 if draw_negatives(self.questions.row(i), i, self.mined, negatives, (0.0,)):
                     return []
-        return [f"data.negatives.per_row={negatives.per_row}: {without_negatives(len(looked))}"]
+        return [f"data.negatives.per_row={negatives.per_row}: {no_negatives_message(len(looked))}"]
 
     def drawn(self, epoch: int, i: int) -> DrawnRow:
         """Draw the passages of row i of the training data for an epoch: one positive (the first of the row if

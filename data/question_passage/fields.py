@@ -70,7 +70,7 @@ def id_of(fields: Fields, names: Sequence[str], where: str) -> str | None:
     return text_of(str(value), f"{name} of {where}")
 
 
-def present(fields: Fields, name: str, where: str, kind: str) -> Any:
+def required_value(fields: Fields, name: str, where: str, kind: str) -> Any:
     """Return the value of the field `name`. where: location of the fields. Raises BadRow of the kind `kind`, such as
     "no score", if there is no such field."""
     if name not in fields:

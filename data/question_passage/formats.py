@@ -34,7 +34,7 @@ from typing import Any
 from dyad.data.base.errors import BadRow, nearest
 from dyad.data.base.relevance import IfGiven, relevance_of
 from dyad.data.config import PassageConfig
-from dyad.data.question_passage.fields import Fields, finite, id_of, list_of, named, present, text_of, texts_of
+from dyad.data.question_passage.fields import Fields, finite, id_of, list_of, named, required_value, text_of, texts_of
 from dyad.data.question_passage.passages import Passage, Question
 
 QUESTION_IDS = ("query_id", "qid", "question_id", "id", "_id")
@@ -111,7 +111,7 @@ def record_of(
         raise unknown_format(fields)
     named_fields, teacher = (relevance, teacher), _score_field(fields, teacher)
     scored = [] if teacher else [name for name in SCORES if name in fields and name not in named_fields]
-    if found.read_list is _either and scored:
+    if found.read_list is _texts_or_lists and scored:
         negatives = found.lists(fields, found.hard_negatives)
         objective = "distill_kl or margin_mse" if negatives else "cosent, as in the recipe sts"
         raise BadRow(
@@ -121,7 +121,7 @@ def record_of(
             f"{scored[0]}, then data.columns=[{found.question},{found.positives}]. data.relevance={scored[0]} takes "
             "values above 0 and at most 1 as weights: a pair of 0.05 is a weak positive, no negative",
         )
-    if isinstance(relevance, IfGiven) and (found.read_list is not _either or relevance not in fields):
+    if isinstance(relevance, IfGiven) and (found.read_list is not _texts_or_lists or relevance not in fields):
         relevance = None
     text = _not_blank(text_of(fields[found.question], found.question), found.question)
     if found.name == "DPR":
@@ -133,11 +133,11 @@ def record_of(
     if not lists[0]:
         raise BadRow("no positive", f"{found.positives} is empty")
     if teacher is not None:
-        lists = _taught(fields, teacher, found, lists)
+        lists = _with_scores(fields, teacher, found, lists)
     told = None if relevance is None else _of_positives(fields, relevance, found, len(lists[0]))
     chosen: Sequence[int] = range(len(lists[0]))
     if "score" in found.passage_fields:
-        chosen, worst = _pools(fields, found.positives, config)
+        chosen, worst = _choose_by_score(fields, found.positives, config)
         lists = ([lists[0][i] for i in chosen], (), [lists[0][i] for i in worst])
     return Record(question, *lists, relevance=None if told is None else [relevance_of(*told[i]) for i in chosen])
 
@@ -233,7 +233,7 @@ def _numbered(fields: Fields, name: str) -> list[str]:
     return [field for field in fields if re.fullmatch(name + more, field)]
 
 
-def _either(fields: Fields, name: str) -> list[Passage]:
+def _texts_or_lists(fields: Fields, name: str) -> list[Passage]:
     """Return the passages in the fields that `_numbered` returns for `name`, each a text or a list of texts. Blank
     texts are left out, because tables have blank cells in rows with fewer passages."""
     found = []
@@ -263,7 +263,7 @@ def _of_positives(fields: Fields, name: str, found: QuestionFormat, count: int) 
     """
     if found.read_list is _passages:
         return _of_passages(fields, found.positives, name, "no relevance")
-    value = present(fields, name, "the row", "no relevance")
+    value = required_value(fields, name, "the row", "no relevance")
     if not isinstance(value, list):
         return [(value, name)] * count
     if len(value) != count:
@@ -271,7 +271,7 @@ def _of_positives(fields: Fields, name: str, found: QuestionFormat, count: int) 
     return [(each, f"{name}[{i}]") for i, each in enumerate(value)]
 
 
-def _taught(fields: Fields, name: str, found: QuestionFormat, lists: Sequence[Any]) -> tuple[list[Passage], ...]:
+def _with_scores(fields: Fields, name: str, found: QuestionFormat, lists: Sequence[Any]) -> tuple[list[Passage], ...]:
     """Return the positives, negatives and hard negatives of a row, `lists`, each passage with its score by a teacher.
 
     name: the setting data.teacher. Raises BadRow when a score is missing or no finite number.
@@ -304,7 +304,7 @@ def _of_texts(fields: Fields, name: str, counts: Sequence[int]) -> list[tuple[An
     two texts' values, of which the second then is 0; with an AnyScore, which asks for scores of pairs, no difference is
     read. Raises BadRow when the field is missing or has another number of values.
     """
-    value, count = present(fields, name, "the row", NO_SCORE), sum(counts)
+    value, count = required_value(fields, name, "the row", NO_SCORE), sum(counts)
     if not isinstance(value, list):
         if max(counts) > 1 or count > (1 if isinstance(name, AnyScore) else 2):
             raise BadRow(NO_SCORE, f"{name} is {value!r:.80}, and there are {count} texts: give a list of their scores")
@@ -318,10 +318,10 @@ def _of_passages(fields: Fields, passages: str, name: str, kind: str) -> list[tu
     """Return the field `name` of each passage of the list in the field `passages` of a row, and its location. Raises
     BadRow of the kind `kind` for a passage without it."""
     entries = [(entry, f"{passages}[{i}]") for i, entry in enumerate(list_of(fields, passages))]
-    return [(present(entry, name, where, kind), f"{name} of {where}") for entry, where in entries]
+    return [(required_value(entry, name, where, kind), f"{name} of {where}") for entry, where in entries]
 
 
-def _pools(fields: Fields, name: str, config: PassageConfig) -> tuple[list[int], list[int]]:
+def _choose_by_score(fields: Fields, name: str, config: PassageConfig) -> tuple[list[int], list[int]]:
     """Choose positives and hard negatives by score from the list of candidates in the field `name`. Return the
     positions of the config.pos_pool best candidates, and those of the config.neg_pool worst of the others, both by
     descending score. Raises BadRow for a candidate without a usable score."""
@@ -356,5 +356,5 @@ FORMATS = [
     QuestionFormat("FlagEmbedding", "query", "pos", "", "neg", _passage_texts),
     QuestionFormat("scored candidates", "question", "candidates", "", "", _passages, (*PASSAGE_FIELDS, "score")),
     QuestionFormat("scored candidates", "question", "ctxs", "", "", _passages, (*PASSAGE_FIELDS, "score")),
-    *(QuestionFormat("sentence-transformers", *pair, "", "negative", _either) for pair in PAIRS),
+    *(QuestionFormat("sentence-transformers", *pair, "", "negative", _texts_or_lists) for pair in PAIRS),
 ]

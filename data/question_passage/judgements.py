@@ -131,7 +131,7 @@ def find_judged(judged: Iterable[Judgement], corpora: tuple[Corpus, Corpus]) -> 
     return unknown, rows, np.concatenate([[0], np.cumsum(counts)]), passages, grades
 
 
-def left_out(qrels: str, unknown: Sequence[Unknown], known: int) -> tuple[int, int]:
+def count_left_out(qrels: str, unknown: Sequence[Unknown], known: int) -> tuple[int, int]:
     """Return how many of the `unknown` judgements have an unknown question, and how many only an unknown passage. They
     are left out, because some published data sets have a few of them.
 
@@ -150,6 +150,6 @@ def left_out(qrels: str, unknown: Sequence[Unknown], known: int) -> tuple[int, i
 
 def left_out_line(qrels: str, counts: Iterable[int]) -> str:
     """Return a message that says how many judgements of the file `qrels` are left out; "" if none is. counts: the two
-    numbers that `left_out` returns."""
+    numbers that `count_left_out` returns."""
     named = [f"{count:,} of an unknown {side}" for side, count in zip(SIDES, counts, strict=True) if count]
     return f"{qrels}: judgements left out: {' and '.join(named)}" if named else ""

@@ -50,7 +50,7 @@ def draw_negatives(
     return []
 
 
-def without_negatives(rows: int) -> str:
+def no_negatives_message(rows: int) -> str:
     """Return the end of a warning: none of the inspected rows has hard negatives, what follows from this, and how to
     get some. rows: the number of rows that were inspected, evenly spaced in the data."""
     count = f"none of {rows:,} rows, evenly spaced," if rows > 1 else "its row"

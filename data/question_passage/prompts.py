@@ -110,7 +110,7 @@ def rows_as_prompts(lists: AnswerLists, template: str) -> list[str]:
     return [re.sub(r"\{(question|answer)\}", lambda place, of=of: of[place[1]], template) for of in parts]
 
 
-def with_length(config: DataConfig, length: int | None) -> DataConfig:
+def with_prompt_length(config: DataConfig, length: int | None) -> DataConfig:
     """Return `config` with data.question.length, the largest number of tokens of a prompt, set to `length`; None:
     return `config` unchanged."""
     return config if length is None else replace(config, question=replace(config.question, length=length))

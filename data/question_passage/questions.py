@@ -358,7 +358,7 @@ class BeirQuestions:
         """
         relevant = (judgement for judgement in judgements.judgements(qrels) if judgement[2] > 0)
         unknown, rows, starts, passages, grades = judgements.find_judged(relevant, (self.queries, self.corpus))
-        counts = judgements.left_out(qrels, unknown, len(passages))
+        counts = judgements.count_left_out(qrels, unknown, len(passages))
         for row in rows.tolist():
             self.queries.rows.read(row, query_of)
         header = [len(rows), *counts, grades.max(initial=1)]

@@ -47,7 +47,7 @@ def known_ids(config: DataConfig, exported: Sequence[str], inputs: int | None) -
     return exported or open_log(config.train, config).items[:inputs]
 
 
-def inputs_of(config: DataConfig) -> int:
+def input_size(config: DataConfig) -> int:
     """Return the size of the input of an item tower: the number of items in data.train, or the number of features of a
     frame if items are frames. Reads the whole log. Raises ConfigError and DataError as `open_sequences` does."""
     if config.items is ItemKind.frames:

@@ -13,7 +13,7 @@ from dyad.data.base.files import leads_inside
 from dyad.data.shards.scan_tar import IMAGES, MAX_BYTES
 from dyad.data.shards.storage import list_remote, scheme_of, shard_name
 from dyad.data.shards.text_files import decoded
-from dyad.data.tables.image_table import CAPTION_FIELDS, LABEL_FIELDS, TEXT_FILES, content, image_column
+from dyad.data.tables.image_table import CAPTION_FIELDS, LABEL_FIELDS, TEXT_FILES, image_column, read_limited
 from dyad.data.tables.readers import COLUMNAR, OPENERS, Table, TableRows, is_coco, open_table
 
 ALWAYS = (".csv", *COLUMNAR)  # suffixes that are always tables; files of other suffixes may be read by offset
@@ -123,7 +123,7 @@ def _image_folder(folder: str) -> Table:
     return Table(folder, columns, partial(_rows, root, columns), folder, files)
 
 
-def suffixes_in(folder: str) -> Counter[str]:
+def count_suffixes(folder: str) -> Counter[str]:
     """Return the number of files by suffix (lower case, without the dot) in a folder and all folders below."""
     return Counter(_suffix(path.name) for path in _walk(folder))
 
@@ -192,6 +192,6 @@ def _text(file: Path | None, folder: Path) -> str | None:
         return None
     refuse_link(file, folder)
     try:
-        return decoded(content(file, MAX_BYTES["txt"])).replace("\r\n", "\n")
+        return decoded(read_limited(file, MAX_BYTES["txt"])).replace("\r\n", "\n")
     except UnicodeDecodeError as error:
         raise BadRow("caption is no text", f"{file} is not UTF-8 at byte {error.start}") from None

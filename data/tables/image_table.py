@@ -53,7 +53,7 @@ class TableOptions:
                 )
         return self
 
-    def words(self) -> list[str]:
+    def as_args(self) -> list[str]:
         """Return these options as words of a command line of `python -m data`."""
         columns = [f"columns=[{','.join(self.columns)}]"] if self.columns else []
         per = [] if self.caption_per is CaptionPer.paragraph else [f"caption_per={self.caption_per.value}"]
@@ -123,7 +123,7 @@ class ImageTable:
         if isinstance(value, str) and scheme_of(value):
             raise BadRow("image URL", f"{value:.80} is not downloaded; img2dataset makes shards of such a table")
         if path := self.path(fields):
-            return content(Path(path), MAX_BYTES[IMAGES[0]]), path
+            return read_limited(Path(path), MAX_BYTES[IMAGES[0]]), path
         data = value.get("bytes") if isinstance(value, Mapping) else value
         if not isinstance(data, bytes) or not data:
             raise BadRow("no image path", f"{self.image} = {value!r:.80}" if value else "")
@@ -209,7 +209,7 @@ def _has_bytes(value: Any) -> bool:
     return isinstance(value, bytes) or (isinstance(value, Mapping) and any(map(_has_bytes, value.values())))
 
 
-def content(path: Path, limit: int) -> bytes:
+def read_limited(path: Path, limit: int) -> bytes:
     """Read a file and return its bytes. Raises BadRow when it is missing, not a regular file, or larger than `limit`
     bytes."""
     try:

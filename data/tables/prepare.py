@@ -23,7 +23,7 @@ from dyad.data.shards.index_cache import cache_file, read_cached
 from dyad.data.shards.scan_tar import unread_images
 from dyad.data.shards.sources import Tables
 from dyad.data.shards.storage import shard_name, stat
-from dyad.data.tables.folders import suffixes_in, tables_of
+from dyad.data.tables.folders import count_suffixes, tables_of
 from dyad.data.tables.image_table import ImageTable, TableOptions, image_table, json_bytes
 from dyad.data.tables.readers import Fields, Row, Table
 
@@ -89,7 +89,7 @@ def _prepared(table: Table, options: TableOptions, check_row: CheckRow) -> str:
     if images := image_table(table, options):  # rows without captions are kept: training replaces such samples
         options = replace(options, relevance=None, teacher=None)  # a sample keeps all columns
         images = replace(images, options=replace(options, captioned=False))
-    chosen = hashlib.sha256(json.dumps([FORMAT, *options.words(), options.max_pixels]).encode()).hexdigest()[:8]
+    chosen = hashlib.sha256(json.dumps([FORMAT, *options.as_args(), options.max_pixels]).encode()).hexdigest()[:8]
     name = f"{shard_name(os.path.normpath(table.path) if table.folder is not None else table.path)}.{chosen}"
     facts: dict[str, Any] = {"name": name, "made_of": _state(table, images)}
     for stored, _ in read_cached(table.path, name, facts):
@@ -109,7 +109,7 @@ def _prepared(table: Table, options: TableOptions, check_row: CheckRow) -> str:
     file = str(cache_file(table.path, name, ".jsonl" if images is None else ".tar", facts, write))
     size, seconds = os.path.getsize(file) / 1e6, time.monotonic() - began
     print_line(f"{table.path} was converted once, in {seconds:.0f} s, and is read from {file} ({size:,.1f} MB)")
-    if os.path.isdir(table.path) and (unread := unread_images(suffixes_in(table.path))):
+    if os.path.isdir(table.path) and (unread := unread_images(count_suffixes(table.path))):
         print_line(f"not read of {table.path}: {unread}")
     return file
 
@@ -167,4 +167,4 @@ def _refuse_large(size: int, table: Table, options: TableOptions) -> None:
 
 def _pack_command(table: Table, options: TableOptions) -> str:
     out = f"{os.path.splitext(shard_name(os.path.normpath(table.path)))[0]}_shards"
-    return shlex.join(["python", "-m", "data", "pack", table.path, f"out={out}", *options.words()])
+    return shlex.join(["python", "-m", "data", "pack", table.path, f"out={out}", *options.as_args()])

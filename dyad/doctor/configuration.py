@@ -24,14 +24,14 @@ from dyad.data.base.findings import Finding, fail, ok, warn
 from dyad.data.base.json_text import parse_json
 from dyad.data.config import Mode, NegativeList
 from dyad.data.image_text.sample import ShardSample
-from dyad.data.image_text.stream import first_of
+from dyad.data.image_text.stream import first_sample
 from dyad.data.loading.negatives import looked_at
 from dyad.data.question_passage.formats import query_of, record_of
 from dyad.data.question_passage.judgements import queries_of
-from dyad.data.question_passage.negatives import without_negatives
+from dyad.data.question_passage.negatives import no_negatives_message
 from dyad.data.question_passage.text_views import text_of
 from dyad.data.sequence.dataset import NEXT, OWN
-from dyad.data.sequence.open import inputs_of, open_sequences
+from dyad.data.sequence.open import input_size, open_sequences
 from dyad.data.sequence.windows import windows_of
 from dyad.data.shards.index import has_index, scan_stream, stored_index
 from dyad.data.shards.rows import Rows
@@ -133,7 +133,7 @@ def _shard(path: str, total: str, config: TrainConfig) -> Iterator[Finding]:
     DataError, which names shard and sample, for data that training could not use.
     """
     if config.data.mode is Mode.stream:
-        _check_image(first_of(path), config)
+        _check_image(first_sample(path), config)
         yield ok("data", f"{path}: first sample read ({total} in all, streamed)")
         return
     if not scheme_of(path) and tables_of(path, config.data.columns):
@@ -190,7 +190,7 @@ def _check_rows(rows: Iterable[tuple[dict[str, Any], str]], path: str, config: T
     if is_drawn and found and not any(found):
         fix = "or leave them out: data.negatives.per_row=0"
         key = f"data.negatives.per_row={negatives.per_row}"
-        yield warn("data", f"{path}: {key}: {without_negatives(len(found))}", fix)
+        yield warn("data", f"{path}: {key}: {no_negatives_message(len(found))}", fix)
 
 
 def _check_row(fields: dict[str, Any], where: str, config: TrainConfig) -> bool:
@@ -268,7 +268,7 @@ def model(config: TrainConfig) -> Iterator[Finding]:
             set_batch_norms(nn.ModuleList(towers).train(), config.model.batch_norm)  # build_model does it for others
         else:
             some = [config.data.rare] if config.data.rare else ["", ""]  # the data are not read for all classes
-            inputs = inputs_of(config.data) if config.task is Task.sequence else None
+            inputs = input_size(config.data) if config.task is Task.sequence else None
             own = replace(config.run, classes=some if config.task is Task.labelled else None, inputs=inputs)
             built = build_model(replace(config, run=own), load_pretrained=False)
             check_texts(config, built)

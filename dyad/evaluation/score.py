@@ -57,7 +57,7 @@ def main() -> None:
 
     import torch
 
-    from dyad.data.question_passage.prompts import answer_lists, with_length
+    from dyad.data.question_passage.prompts import answer_lists, with_prompt_length
     from dyad.eval.encode.encoder import Encoder
     from dyad.evaluation.load_model import find_model
     from dyad.train.distributed.devices import cuda_usable
@@ -69,7 +69,7 @@ def main() -> None:
     model = found.load().model
     if not isinstance(model, LanguageModel):
         raise ConfigError(f"model={command.model} scores no answers: give lm:NAME, or a run of task=language_model")
-    data = with_length(found.config.data, command.length)
+    data = with_prompt_length(found.config.data, command.length)
     world = World(device=torch.device("cuda" if cuda_usable() else "cpu"))
     encoder = Encoder.of(found.config, model, world)
     encoder = replace(encoder, block=command.batch, workers=0, cosine=False)  # a call encodes the prompts of one row

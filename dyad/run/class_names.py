@@ -12,7 +12,7 @@ from dyad.data.loading.class_batches import ClassNumbers
 from dyad.data.question_passage.formats import label_of
 from dyad.data.question_passage.passages import Passage
 from dyad.data.question_passage.text_views import open_texts, text_tokens
-from dyad.data.sequence.open import inputs_of
+from dyad.data.sequence.open import input_size
 from dyad.data.shards.rows import Rows
 from dyad.data.shards.shards import Shards, open_shards
 from dyad.data.shards.sources import parse_sources
@@ -63,7 +63,7 @@ def resolve_classes(config: TrainConfig, world: World) -> TrainConfig:
     the task file does not exist.
     """
     if config.task is Task.sequence:
-        return replace(config, run=replace(config.run, inputs=from_rank_0(world, lambda: inputs_of(config.data))))
+        return replace(config, run=replace(config.run, inputs=from_rank_0(world, lambda: input_size(config.data))))
     if config.task is not Task.labelled:
         return config
     found = from_rank_0(world, lambda: _found(config))

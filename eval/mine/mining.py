@@ -35,7 +35,7 @@ import numpy as np
 from dyad.data.base.files import raise_named, whole_file, write_json
 from dyad.data.config import AnswerMatch, MiningConfig
 from dyad.data.loading.order import local_rows
-from dyad.data.question_passage.answers import prepared
+from dyad.data.question_passage.answers import answer_finder
 from dyad.data.shards.content_keys import Int64s, content_key
 from dyad.data.shards.storage import sha256_of
 from dyad.eval.encode.embeddings import Ids, SizedItems, encode_corpus, identity_of
@@ -239,7 +239,7 @@ def _chosen(
     counts.update(BY_NUMBERS[reason] for reason in reasons_k[reasons_k > 0])
     left = np.flatnonzero(reasons_k == 0).tolist()
     answers = query.answers if config.drop_answers else ()
-    wrong = prepared(answers, AnswerMatch.regex if config.regex_answers else AnswerMatch.string)
+    wrong = answer_finder(answers, AnswerMatch.regex if config.regex_answers else AnswerMatch.string)
     chosen: list[tuple[str, float]] = []
     seen: set[int] = set()
     for number, i in enumerate(left):

@@ -101,7 +101,7 @@ the captions mined for an image | eval/mine/images.py | ImagesAndCaptions
 R@K of images and captions | eval/tasks/image_text_retrieval.py | rank_metrics
 BM25 | data/question_passage/bm25.py | build_bm25
 a checkpoint of a run is put together | dyad/training_run.py | TrainingRun
-whether a passage has an answer | data/question_passage/answers.py | prepared
+whether a passage has an answer | data/question_passage/answers.py | answer_finder
 log q of items by content key | data/log_weights.py | read_log_weights
 nDCG | eval/metrics/trec.py | measures
 partial AUC | eval/metrics/auc.py | auc_values

@@ -25,7 +25,7 @@ def _answers(entry: SuiteEntry, inputs: Inputs) -> Evaluator:
 
 
 def _in_context(entry: SuiteEntry, inputs: Inputs) -> Evaluator:
-    from dyad.data.question_passage.prompts import answer_lists, rows_as_prompts, with_length
+    from dyad.data.question_passage.prompts import answer_lists, rows_as_prompts, with_prompt_length
     from dyad.eval.tasks.in_context import InContext
     from dyad.train.towers.models import LanguageModel
 
@@ -33,7 +33,7 @@ def _in_context(entry: SuiteEntry, inputs: Inputs) -> Evaluator:
     scorer = found.load().model
     if not isinstance(scorer, LanguageModel):
         raise ConfigError(f"{entry.target}: language_model '{task.language_model}' scores no answers. Give lm:NAME")
-    config = with_length(found.config.data, task.length)
+    config = with_prompt_length(found.config.data, task.length)
     data = answer_lists(task.questions, config, scorer.tokenize, f"{entry.target}: questions")
     rows = answer_lists(task.examples, config, scorer.tokenize, f"{entry.target}: examples")
     own = inputs.model.tokenize, inputs.config.data

@@ -13,7 +13,7 @@ from functools import cache
 import numpy as np
 
 from dyad.data.config import AnswerMatch
-from dyad.data.question_passage.answers import Span, prepared
+from dyad.data.question_passage.answers import Span, answer_finder
 from dyad.eval.metrics.accuracy import TOP_K, top_k_accuracy
 from dyad.eval.metrics.bootstrap import Values
 from dyad.eval.metrics.trec import Qrels, Run, measures, ranked
@@ -38,7 +38,7 @@ class Judge:
         group = {question.id: question.group for question in data.questions}
         self._judged = [group.get(query) for query in data.qrels]
         self._answered = [question for question in data.questions if question.answers]
-        self._answers = {question.id: prepared(question.answers, mode) for question in self._answered}
+        self._answers = {question.id: answer_finder(question.answers, mode) for question in self._answered}
         self.hit = cache(self._hit)
 
     def values(self, run: Run) -> Values:

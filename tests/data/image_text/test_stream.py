@@ -20,7 +20,7 @@ from torch import Tensor
 from dyad.data.base.errors import ConfigError, DataError
 from dyad.data.config import AugmentConfig, BadSamples, DataConfig
 from dyad.data.image_text.dataset import PairMaker
-from dyad.data.image_text.stream import Reader, Stream, StreamBatch, StreamProgress, first_of
+from dyad.data.image_text.stream import Reader, Stream, StreamBatch, StreamProgress, first_sample
 from dyad.data.image_text.transforms import ImageSpec
 from dyad.data.shards.sources import parse_sources
 from dyad.train.cli.compose import compose_config
@@ -265,14 +265,14 @@ def test_empty_shards_are_no_fault_but_nothing_else_is(tmp_path: Path) -> None:
 def test_the_first_sample_alone(tmp_path: Path) -> None:
     shard = write_pairs(tmp_path / "a.tar", 3)
     os.truncate(shard, headers_of(shard)[5])
-    assert first_of(str(shard)).captions("txt") == ["caption 0"]
+    assert first_sample(str(shard)).captions("txt") == ["caption 0"]
     for path in (
         tmp_path / "b.tar",
         write_tar(tmp_path / "c.tar", []),
         write_tar(tmp_path / "d.tar", [("0.npy", b"1")]),
     ):
         with raises(DataError, path):
-            first_of(str(path))
+            first_sample(str(path))
 
 
 def test_too_many_bad_samples_in_a_row(tmp_path: Path) -> None:

@@ -30,9 +30,9 @@ from dyad.data.image_text.transforms import (
     DRAWS,
     NOISE_DRAWS,
     ImageSpec,
+    crop_and_resize,
     crop_box,
     evaluation_transform,
-    training_size,
 )
 from dyad.data.loading.sample_rng import Floats, uniforms
 
@@ -67,7 +67,7 @@ def draws(ids: list[int], epoch: int = 3, seed: int = 7) -> np.ndarray:
 
 def trained(spec: ImageSpec, augment: AugmentConfig, images: Sequence[Tensor], draws: Floats) -> Tensor:
     """Images as a training batch holds them."""
-    sized = [training_size(image, spec, augment, row) for image, row in zip(images, draws, strict=True)]
+    sized = [crop_and_resize(image, spec, augment, row) for image, row in zip(images, draws, strict=True)]
     return add_noise(augment, torch.stack(sized), draws[:, CROP_DRAWS:])
 
 

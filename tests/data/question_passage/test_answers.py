@@ -9,7 +9,7 @@ from helpers.messages import raises
 from dyad.data.base.errors import DataError
 from dyad.data.config import AnswerMatch
 from dyad.data.question_passage import answers
-from dyad.data.question_passage.answers import prepared
+from dyad.data.question_passage.answers import answer_finder
 
 STRING_CASES = [
     # a token is whole, whatever the case
@@ -130,15 +130,15 @@ STRING_CASES = [
 
 @pytest.mark.parametrize(("answer", "text", "expected"), STRING_CASES)
 def test_string_mode(answer: str, text: str, expected: bool) -> None:
-    assert prepared([answer]).within(text) is expected
+    assert answer_finder([answer]).within(text) is expected
     assert slow(answer, text) is expected
-    assert bool(prepared([answer]).spans(text)) is (expected and bool(tokens(answer)))
+    assert bool(answer_finder([answer]).spans(text)) is (expected and bool(tokens(answer)))
 
 
 def test_the_classes_are_newer_than_the_python_that_runs() -> None:
     """U+1FAE8, shaking face, Unicode 15: Python 3.11 would take it for nothing, which is everywhere."""
-    assert prepared(["\U0001fae8"]).within("so \U0001fae8!")
-    assert not prepared(["\U0001fae8"]).within("calm")
+    assert answer_finder(["\U0001fae8"]).within("so \U0001fae8!")
+    assert not answer_finder(["\U0001fae8"]).within("calm")
 
 
 def tokens(text: str) -> list[str]:
@@ -190,7 +190,7 @@ def test_random_strings_against_the_slow_rule() -> None:
         text = "".join(draw.choices(alphabet, k=draw.randrange(12)))
         wanted = ["".join(draw.choices(alphabet, k=draw.randrange(1, 4))) for _ in range(2)]
         expected = any(slow(answer, text) for answer in wanted)
-        assert prepared(wanted).within(text) is expected, (wanted, text)
+        assert answer_finder(wanted).within(text) is expected, (wanted, text)
         hits += expected
     assert 500 < hits < 3500
 
@@ -217,14 +217,14 @@ REGEX_CASES = [
 
 @pytest.mark.parametrize(("pattern", "text", "expected"), REGEX_CASES)
 def test_regex_mode(pattern: str, text: str, expected: bool) -> None:
-    assert prepared([pattern], AnswerMatch.regex).within(text) is expected
-    assert prepared(["[", pattern], AnswerMatch.regex).within(text) is expected
+    assert answer_finder([pattern], AnswerMatch.regex).within(text) is expected
+    assert answer_finder(["[", pattern], AnswerMatch.regex).within(text) is expected
 
 
 def test_a_pattern_without_end_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(answers, "_SECONDS", 0.1)
     with raises(DataError, "'(a|aa)+$'"):
-        prepared(["(a|aa)+$"], AnswerMatch.regex).within("a" * 200 + "b")
+        answer_finder(["(a|aa)+$"], AnswerMatch.regex).within("a" * 200 + "b")
 
 
 @pytest.mark.parametrize(
@@ -243,10 +243,10 @@ def test_a_pattern_without_end_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_spans_are_of_the_text_as_it_stands(wanted: list[str], text: str, mode: str, found: list[str]) -> None:
-    assert [text[start:end] for start, end in prepared(wanted, AnswerMatch(mode)).spans(text)] == found
+    assert [text[start:end] for start, end in answer_finder(wanted, AnswerMatch(mode)).spans(text)] == found
 
 
 def test_answers_of_a_question_are_made_ready_once() -> None:
-    ready = prepared(["12 June", "June 12"])
+    ready = answer_finder(["12 June", "June 12"])
     assert [ready.within(text) for text in ("on June 12.", "12 June", "June 13, 12", "")] == [True, True, False, False]
-    assert not prepared([]).within("x")
+    assert not answer_finder([]).within("x")
