@@ -18,8 +18,11 @@ from dyad.data.tables.readers import open_table
 def is_answers_table(source: Any, columns: Sequence[str]) -> bool:
     """Whether `source` is the path of a DPR table of questions and answers, rather than of questions with passages.
 
-    columns: the setting data.columns, names of columns to use; if it is not empty, the table is none of DPR's. False
-    for anything but the path of a .csv or .tsv file; True for such a file whose first line cannot be read as names."""
+    True for a .csv or .tsv file whose first line cannot be read as the names of columns, or whose columns are of no
+    format in formats.FORMATS; the rows are not read. False for anything else. columns: the setting data.columns, names
+    of columns to use; if it is not empty, the result is False. Raises ConfigError for a file of triples of ids without
+    a file of questions beside it.
+    """
     path = Path(source if isinstance(source, str) else "").expanduser()
     if columns or path.suffix not in (".csv", ".tsv") or not path.is_file():
         return False
@@ -32,8 +35,8 @@ def is_answers_table(source: Any, columns: Sequence[str]) -> bool:
 def read_answers_table(path: Path) -> Iterator[Question]:
     """Yield the questions of a DPR table, whose rows are: question <tab> Python list of answers.
 
-    The id of a question is its row index, from 0. A typographic apostrophe of a question becomes '. Raises DataError,
-    with the line, for a row of another form.
+    The id of a question is its row index, from 0; blank lines are skipped and not counted. A typographic apostrophe of
+    a question becomes '. Raises DataError, with the line, for a row of another form; ConfigError for a missing file.
     """
     with open_text(str(path)) as file:
         table = csv.reader((line.decode("utf-8") for line in file), delimiter="\t")
@@ -51,7 +54,8 @@ def read_answers_table(path: Path) -> Iterator[Question]:
 def parse_answers(text: str, where: str) -> tuple[str, ...]:
     """Parse a Python list of strings, such as "['Paris', 'City of Light']", without executing it.
 
-    Raises DataError for any other text. where: the file and line in the message.
+    Raises DataError for any other text, an empty list, and a text of more than 1 MiB. where: the file and line in the
+    message.
     """
     try:
         if len(text) > MAX_BYTES["txt"]:

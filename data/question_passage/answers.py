@@ -25,9 +25,10 @@ _SECONDS = 10.0  # limit for one pattern in one text; a pattern with catastrophi
 
 
 def answer_finder(answers: Iterable[str], mode: AnswerMatch = AnswerMatch.string) -> "Answers":
-    """Return an Answers object that searches texts for the answers of one question. mode: whether the answers are
-    strings or regular expressions. A search for a regular expression raises DataError if it takes more than 10 seconds
-    in one text.
+    """Return an object that finds the answers of one question in texts: its methods are `within` and `spans`.
+
+    mode: whether the answers are strings or regular expressions. A search for a regular expression raises DataError if
+    it takes more than 10 seconds in one text. Without answers nothing is found.
     """
     return _Strings(answers) if mode is AnswerMatch.string else _Patterns(answers)
 
@@ -58,8 +59,8 @@ class _Strings:
 
     def spans(self, text: str) -> list[Span]:
         """Return (start, end) of each occurrence in `text` of an answer of the question, in order: indices of
-        characters, `end` exclusive. Overlapping occurrences are merged.
-        """
+        characters of `text`, `end` exclusive. Overlapping occurrences are merged. An answer without tokens has no
+        spans."""
         decomposed = _decomposed(text)
         tokens = [match.span() for match in _TOKEN.finditer(decomposed)]
         words = [decomposed[start:end].lower() for start, end in tokens]
@@ -74,8 +75,11 @@ class _Strings:
 
 
 class _Patterns:
-    """Finds the answers of one question in texts; the answers are regular expressions. Methods as of _Strings; they
-    raise DataError if a search in one text takes more than _SECONDS. Empty matches are no spans."""
+    """Finds the answers of one question in texts; the answers are regular expressions. Methods as of _Strings.
+
+    A pattern that does not compile is left out. The methods raise DataError if a search in one text takes more than
+    _SECONDS. Empty matches are no spans.
+    """
 
     def __init__(self, answers: Iterable[str]) -> None:
         self._patterns = [p for answer in answers if (p := _compiled(_decomposed(answer))) is not None]

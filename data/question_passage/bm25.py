@@ -41,10 +41,11 @@ class BM25:
     index: Any  # bm25s.BM25
 
     def search(self, queries: Sequence[str], k: int) -> list[tuple[np.ndarray, np.ndarray]]:
-        """Find the k passages with the highest BM25 scores for each query. Return for each query (scores, passage
-        indices): float32 and int64 (at most k,), scores descending.
+        """Find the k passages with the highest BM25 scores for each query. Return (scores, passage indices) for each
+        query.
 
-        Only passages that share a stemmed word with the query are found. If scores are equal, the lower index is first.
+        Both are arrays of at most k entries, float32 and int64, scores descending. Only passages that share a stemmed
+        word with the query are found, so both may be empty. If scores are equal, the lower index is first.
         """
         stems = _stemmer()
         return [self._best(stems(query), k) for query in queries]
@@ -114,7 +115,12 @@ def _stemmer() -> Callable[[str], list[str]]:
 
 
 def _words(text: str) -> list[str]:
-    """Return the words of a text, and the pairs of neighbouring characters of scripts without spaces."""
+    """Return the words of a lower-case text, then the character pairs of its parts in Korean and in scripts without
+    spaces.
+
+    A part, such as a run of Chinese characters, gives each pair of neighbours; a part of one character gives this
+    character.
+    """
     if text.isascii():
         return _WORD.findall(text)
     runs = _WITHOUT_SPACES.findall(text)

@@ -19,12 +19,12 @@ OF_CORPUS = -1  # the part of an Occurrence whose place is a position in the cor
 
 
 def passage_catalogue(questions: QuestionRows, tokenize: TokenizeTexts, config: PassageConfig) -> Catalogue:
-    """Return the catalogue of all passages of the corpus of `questions`, if there is one, and of the rows.
+    """Return the Catalogue (data/loading/catalogue.py) of all passages in the rows and in the corpus of `questions`.
 
-    tokenize: the tokenizer of the passage tower. config: the settings of passages, such as their largest number of
-    tokens. The first call for given data reads all rows and stores the table in a cache file. Raises ConfigError for
-    sources with different passage prefixes, which would give a passage several texts; DataError for a row that cannot
-    be used.
+    questions.corpus may be None. tokenize: the tokenizer of the passage tower. config: the settings of passages, such
+    as their largest number of tokens. The first call for given data reads all rows and stores the table in a cache
+    file. Raises ConfigError for sources with different passage prefixes, which would give a passage several texts;
+    DataError for a row that cannot be used.
     """
     prefixes = {source.passage_prefix for source in questions.written}
     if len(prefixes) > 1:

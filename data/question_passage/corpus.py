@@ -41,12 +41,11 @@ def open_corpus(value: str | Sequence[str], key: str) -> "Corpus":
 
 
 def corpus_files(value: str | Sequence[str], key: str, tables: Tables) -> list[str]:
-    """Return the paths of the corpus files that `value` names: paths or URLs, or a BEIR or MS MARCO folder. Files are
-    not read, except tables by `tables`. tables: returns the paths of the files to read for the path of a table, such as
-    shards to which it converts the table.
+    """Return the paths of the corpus files that `value` names: paths or URLs, or a BEIR or MS MARCO folder.
 
-    Raises ConfigError, naming the configuration key `key`, when `value` matches no file or has a sampling weight
-    (path@2), which a corpus must not have.
+    tables: a function that returns the paths of the files to read for the path of a table, such as shards to which it
+    converts the table. Nothing else is read. Raises ConfigError, naming the configuration key `key`, when `value`
+    matches no file or has a sampling weight (path@2), which a corpus must not have.
     """
     if isinstance(value, str) and (file := corpus_of(local_path(value))):
         return [file]
@@ -63,8 +62,13 @@ def corpus_of(folder: str) -> str | None:
 
 
 class Corpus:
-    """The n passages of a corpus, numbered from 0 and read on access. Can be pickled: each process opens the files and
-    memory maps itself."""
+    """The n passages of a corpus, numbered from 0; corpus[i] reads a Passage. Can be pickled: each process opens the
+    files and memory maps itself.
+
+    rows: the rows of its files. fingerprint: a hash of their names and contents. The first Corpus of given files reads
+    all of them and stores an index; this raises DataError for a row that is no passage with an id, and for a repeated
+    id.
+    """
 
     def __init__(self, rows: Rows) -> None:
         self.rows, self.fingerprint = rows, rows.fingerprint
@@ -139,7 +143,7 @@ def _passage_with_id(fields: dict[str, Any]) -> Passage:
 
 def _table(rows: Rows) -> Int64s:
     """Compute the table of a corpus of n passages, int64 (5, n). Reads every passage once, in order. Raises DataError
-    for a repeated id.
+    for a row that is no passage with an id, and for a repeated id.
 
     The rows of the table: HASH and CHECK, the two halves of the 128-bit hash of each id; ORDER, the positions sorted by
     HASH, then CHECK; KEY, the content keys (64-bit hashes of title and text); LENGTH, the bytes of title and text.

@@ -43,9 +43,9 @@ class TokenizeTexts(Protocol):
 def tokens(texts: Iterable[Any], tokenize: TokenizeTexts, config: PassageConfig | QuestionConfig) -> Tensor:
     """Tokenise n passages or questions. Return int64 (n, L), padded at the right, with L as TokenizeTexts says.
 
-    texts: Passage objects for a PassageConfig, Question objects for a QuestionConfig. config: gives the largest
-    number of tokens, and the prefix of texts that have none of their own; with title=pair each passage becomes the pair
-    (title, text).
+    texts: Passage objects for a PassageConfig, Question objects for a QuestionConfig. config: gives the largest number
+    of tokens, and the prefix of texts whose own prefix is None; with title=pair each passage becomes the pair (title,
+    text).
     """
     rendered = [text.rendered(config) for text in texts]
     pairs = [second for _, second in rendered if second is not None]
@@ -56,10 +56,11 @@ def tokens(texts: Iterable[Any], tokenize: TokenizeTexts, config: PassageConfig 
 class DrawnRow:
     """The question and the passages that were drawn for one row of a batch.
 
-    i: index of the row in the data set. extra: further passages, each with True for a positive, False for a hard
-    negative. positive_keys: content keys of all positive passages of the row, drawn or not. prefix: text that begins
-    all passages of the row; None: the configured prefix. relevance: weights in (0, 1] of the positive, then of each
-    passage in `extra` (1 for a hard negative); None: data.relevance is not set.
+    i: index of the row in the data set. positive: the positive that was drawn. extra: further passages, each with True
+    for a positive, False for a hard negative. positive_keys: content keys (64-bit hashes) of all positive passages of
+    the row, drawn or not. prefix: text that begins all passages of the row; None: the configured prefix. relevance:
+    weights in (0, 1] of `positive`, then of each passage in `extra` (1 for a hard negative); None: data.relevance is
+    not set.
     """
 
     i: int
@@ -83,10 +84,10 @@ class QuestionPassage:
         seed: int,
         mined: MinedNegatives | None,
     ) -> None:
-        """Set up the training data set of questions and passages, and check the configuration.
+        """Set up the training data set of questions and passages, and check the configuration. No row is read.
 
-        questions: the rows to train on. tokenize: the tokenizer of both towers (encoders). seed: the seed of the run,
-        on which all random draws depend. mined: mined hard negatives; None: there are none.
+        questions: the rows to train on. tokenize: the tokenizer of both towers (encoders), a TokenizeTexts. seed: the
+        seed of the run, on which all random draws depend. mined: mined hard negatives; None: there are none.
 
         Raises ConfigError when data.negatives.lists asks for mined negatives that neither exist nor will be mined, and
         when data.negatives.refresh_every is set without a corpus.
@@ -147,7 +148,7 @@ class QuestionPassage:
         )
 
     def _scores(self, passages: Sequence[Passage]) -> Tensor | None:
-        """Return the given scores of k passages, (k,) float32; None if data.teacher is not set."""
+        """Return the teacher's scores that the data give k passages, float32 (k,); None if data.teacher is not set."""
         if self.config.teacher is None:
             return None
         return torch.tensor([passage.teacher for passage in passages], dtype=torch.float32)
@@ -175,13 +176,13 @@ class QuestionPassage:
         return [f"data.negatives.per_row={negatives.per_row}: {no_negatives_message(len(looked))}"]
 
     def drawn(self, epoch: int, i: int) -> DrawnRow:
-        """Draw the passages of row i of the training data for an epoch: one positive (the first of the row if
-        data.passage.positives is "first"), up to data.negatives.per_row hard negatives, and all other positives of the
-        row if data.passage.positives is "all".
+        """Draw the passages of row i of the training data for an epoch: positives and hard negatives.
 
-        The draw uses 1 + data.negatives.per_row random numbers that depend only on the seed, the epoch and i. Raises
-        SampleError when the stored bytes of the row, or of a passage that it names, are damaged, and DataError when
-        their file has changed since it was indexed.
+        They are one positive (the first of the row if data.passage.positives is "first"), up to data.negatives.per_row
+        hard negatives, and all other positives of the row if data.passage.positives is "all"; positives of equal
+        content are drawn once. The draw uses 1 + data.negatives.per_row random numbers that depend only on the seed,
+        the epoch and i. Raises SampleError when the stored bytes of the row, or of a passage that it names, are
+        damaged, and DataError when their file has changed since it was indexed.
         """
         row, config = self.questions.row(i), self.config
         draws = uniforms(self.seed, epoch, i, 1 + config.negatives.per_row)
@@ -232,7 +233,8 @@ class TextInputs:
         return self.take(range(start, min(stop, len(self))))
 
     def take(self, positions: Sequence[int] | Int64s) -> Tensor:
-        """Return the tokens of the texts at the k given positions, int64 (k, L), padded as by `block`."""
+        """Return the tokens of the texts at the k given positions, in their order, int64 (k, L), padded as by
+        `block`."""
         return tokens((self.item(int(i)) for i in positions), self.tokenize, self.config)
 
 

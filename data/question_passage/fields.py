@@ -25,8 +25,8 @@ def short_name(name: str) -> str:
 
 
 def text_of(value: Any, where: str) -> str:
-    """Return `value`, the content of a field. Raises BadRow when it is no text or no valid Unicode. where: location of
-    the field, for the message."""
+    """Return `value`, the content of a field, which must be a text. Raises BadRow when it is no str or no valid
+    Unicode. where: location of the field, for the message."""
     if not isinstance(value, str):
         raise BadRow("no text", f"{where} is {value!r:.80}")
     try:
@@ -50,7 +50,8 @@ def list_of(fields: Fields, name: str) -> list[Any]:
 
 
 def texts_of(fields: Fields, name: str) -> list[str]:
-    """Return the list of texts in the field `name`. Raises BadRow for any other value but null."""
+    """Return the list of texts in the field `name`; an empty one when the field is missing or null. Raises BadRow when
+    the value is no list, and for an entry that is no text or no valid Unicode."""
     return [text_of(value, f"{name}[{i}]") for i, value in enumerate(list_of(fields, name))]
 
 
@@ -71,16 +72,16 @@ def id_of(fields: Fields, names: Sequence[str], where: str) -> str | None:
 
 
 def required_value(fields: Fields, name: str, where: str, kind: str) -> Any:
-    """Return the value of the field `name`. where: location of the fields. Raises BadRow of the kind `kind`, such as
-    "no score", if there is no such field."""
+    """Return the value of the field `name`, which may be null. where: location of the fields, for the message. Raises
+    BadRow of the kind `kind`, such as "no score", if there is no such field."""
     if name not in fields:
         raise BadRow(kind, f"{where} has no '{name}'.{nearest(name, fields)} Its fields are {named(fields)}")
     return fields[name]
 
 
 def finite(value: Any, where: str, most: float = sys.float_info.max) -> float:
-    """Convert a score, a number or the text of one, to a finite float. Raises BadRow when it is none, and for an
-    absolute value above `most`."""
+    """Convert `value`, a number or the text of one, to a finite float. Raises BadRow of the kind "no score" for any
+    other value and for an absolute value above `most`. where: location of the value, for the message."""
     number = value
     if isinstance(value, str):
         with suppress(ValueError):

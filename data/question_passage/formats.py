@@ -44,8 +44,8 @@ PASSAGE_FIELDS = (*PASSAGE_IDS, "text", "contents", "title")
 
 
 class AnyScore(str):
-    """The setting data.teacher, the name of the field with the score of a pair, for evaluation data. The type AnyScore
-    instead of str says that rows may have the score in another field of SCORES."""
+    """The setting data.teacher, the name of the field with the score of a pair, in the form for evaluation data. The
+    type AnyScore instead of str says that a row without this field may have the score in another field of SCORES."""
 
 
 @dataclass(frozen=True)
@@ -95,16 +95,17 @@ def format_of(fields: Fields) -> QuestionFormat | None:
 def record_of(
     fields: Fields, config: PassageConfig, relevance: str | None = None, teacher: str | None = None
 ) -> Record:
-    """Convert the fields of a row of any known format to a Record: its question, positives, negatives and hard
-    negatives. A question without an id gets the id "".
+    """Convert the fields of a row of any known format to a Record. A question without an id gets the id "".
 
     config: for rows of scored candidates, gives the numbers of positives and hard negatives to take. relevance: name of
-    the field with the weight of the positives; None: no weight is read; an IfGiven is read only in rows of the format
-    sentence-transformers that have the field. teacher: name of the field with a given score of every passage; None: no
-    score is read; an IfGiven is never read; for an AnyScore that the row lacks, the first of SCORES that it has. Raises
-    BadRow for a damaged row, an unknown format, a row without positives, a pair with a score that is neither
-    `relevance` nor `teacher`, a positive whose weight is missing or not in (0, 1], and a passage whose given score is
-    missing or not finite.
+    the field with the weight of the positives; None: no weight is read. If it is an IfGiven (data/base/relevance.py),
+    the field is read only in rows of the format sentence-transformers that have it. teacher: name of the field with a
+    given score of every passage; None or an IfGiven: no score is read. If it is an AnyScore that the row lacks, the
+    first of SCORES that the row has is read.
+
+    Raises BadRow for a row of no known format, a field of a wrong type, a blank question, and a row without positives;
+    for a pair with a score that is neither `relevance` nor `teacher`; for a positive whose weight is missing or not in
+    (0, 1]; and for a passage whose given score is missing or not finite.
     """
     found = format_of(fields)
     if found is None:
@@ -150,16 +151,21 @@ def unknown_format(fields: Fields) -> BadRow:
 
 
 def query_of(fields: Fields) -> Question:
-    """Convert a line of BEIR's queries.jsonl, which has the same fields as a passage, to a question. Raises BadRow when
-    the line is damaged or has no text."""
+    """Convert a line of BEIR's queries.jsonl, which has the same fields as a passage, to a question.
+
+    Raises BadRow when the line is damaged or has no text or a blank one. A line without an id is not refused here, but
+    when the file is opened as a Corpus; its id would become "None".
+    """
     query = passage_of(fields)
     return Question(str(query.id), _not_blank(query.text, "text"), group=group_of(fields))
 
 
 def answered_of(fields: Fields, answers: str) -> Question:
-    """Convert a row without passages to a question with answers. Its text is the first of the fields question, query
-    and text that the row has. answers: name of the field that holds one answer or a list of them. Raises BadRow for a
-    row without question or answers."""
+    """Convert a row without passages to a question with answers. A question without an id gets the id "".
+
+    The text is the first of the fields question, query and text that the row has. answers: name of the field that holds
+    one answer or a list of them. Raises BadRow for a row without question or answers, and for one of a wrong type.
+    """
     name = next((name for name in ("question", "query", "text") if name in fields), None)
     if name is None or not (found := fields.get(answers)):
         raise BadRow("no question with answers", f"its fields are {named(fields)}")
@@ -169,12 +175,11 @@ def answered_of(fields: Fields, answers: str) -> Question:
 
 
 def passage_of(fields: Any, where: str = "the row") -> Passage:
-    """Convert the fields of a passage, as parsed from JSON or a table, to a Passage. Its text is the field text or
-    contents, its title the field title, if any, and its id the first field of PASSAGE_IDS that is present; without one
-    the id is None.
+    """Convert the fields of a passage, as parsed from JSON or a table, to a Passage.
 
-    where: location of the passage, for the error message. Raises BadRow when there is no text or a field has a wrong
-    type.
+    Its text is the field text or contents, which may be blank; its title the field title, if any; its id the first
+    field of PASSAGE_IDS that is neither missing nor null, or None. where: location of the passage, for the message.
+    Raises BadRow when there is no text or a field has a wrong type.
     """
     if not isinstance(fields, Mapping):
         raise BadRow("no passage", f"{where} is {fields!r:.80}, no object with a text")
@@ -203,15 +208,16 @@ def group_of(fields: Fields) -> str | None:
 
 
 def _score_field(fields: Fields, teacher: str | None) -> str | None:
-    """Return the field that is read for the setting data.teacher: for an AnyScore that the row lacks, the first of
-    SCORES that it has; None for None and for an IfGiven."""
+    """Return the field that is read for the setting data.teacher: `teacher` itself; None for None and for an IfGiven.
+    For an AnyScore that the row lacks, return the first of SCORES that the row has, as an AnyScore."""
     if isinstance(teacher, AnyScore):
         return AnyScore(next((name for name in (teacher, *SCORES) if name in fields), teacher))
     return None if isinstance(teacher, IfGiven) else teacher
 
 
 def label_of(fields: Fields, name: str) -> str:
-    """Return the class label of a row, the value of its field `name`, as text. Raises BadRow if there is none."""
+    """Return the class label of a row, the value of its field `name`, as text. Raises BadRow if the field is missing or
+    null."""
     if fields.get(name) is None:
         raise BadRow("no label", f"it has no '{name}'; its fields are {named(fields)}.{nearest(name, fields)}")
     return str(fields[name])
@@ -234,8 +240,8 @@ def _numbered(fields: Fields, name: str) -> list[str]:
 
 
 def _texts_or_lists(fields: Fields, name: str) -> list[Passage]:
-    """Return the passages in the fields that `_numbered` returns for `name`, each a text or a list of texts. Blank
-    texts are left out, because tables have blank cells in rows with fewer passages."""
+    """Return the passages in the fields that `_numbered` returns for `name`, each field a text or a list of texts.
+    Blank texts are left out, because tables have blank cells in rows with fewer passages."""
     found = []
     for field in _numbered(fields, name):
         value = fields[field]
@@ -272,9 +278,11 @@ def _of_positives(fields: Fields, name: str, found: QuestionFormat, count: int) 
 
 
 def _with_scores(fields: Fields, name: str, found: QuestionFormat, lists: Sequence[Any]) -> tuple[list[Passage], ...]:
-    """Return the positives, negatives and hard negatives of a row, `lists`, each passage with its score by a teacher.
+    """Return the positives, negatives and hard negatives of a row with the teacher's score in each Passage.
 
-    name: the setting data.teacher. Raises BadRow when a score is missing or no finite number.
+    name: the setting data.teacher, the field with the scores. found: the format of the row. lists: the three lists
+    without scores. Raises BadRow when a score is missing or no finite number, and for a format that names passages by
+    id.
     """
     names, counts = (found.positives, found.negatives, found.hard_negatives), [*map(len, lists)]
     if found.read_list is _ids:
@@ -300,9 +308,10 @@ def teacher_fields(teacher: str | None) -> tuple[str, ...]:
 def _of_texts(fields: Fields, name: str, counts: Sequence[int]) -> list[tuple[Any, str]]:
     """Return the values in the field `name` of a row, one for each of its texts, and their locations for messages.
 
-    counts: the numbers of texts in each list of the row. One number is the value of the only text, or the difference of
-    two texts' values, of which the second then is 0; with an AnyScore, which asks for scores of pairs, no difference is
-    read. Raises BadRow when the field is missing or has another number of values.
+    counts: the numbers of positives, negatives and hard negatives of the row, or of one of these lists. The field has a
+    list, or one number. One number is the value of the only text. With one positive and one hard negative it is the
+    difference of their values, returned as the number and 0; an AnyScore asks for scores of pairs, so for it this
+    number is refused. Raises BadRow when the field is missing or has another number of values.
     """
     value, count = required_value(fields, name, "the row", NO_SCORE), sum(counts)
     if not isinstance(value, list):
@@ -322,9 +331,12 @@ def _of_passages(fields: Fields, passages: str, name: str, kind: str) -> list[tu
 
 
 def _choose_by_score(fields: Fields, name: str, config: PassageConfig) -> tuple[list[int], list[int]]:
-    """Choose positives and hard negatives by score from the list of candidates in the field `name`. Return the
-    positions of the config.pos_pool best candidates, and those of the config.neg_pool worst of the others, both by
-    descending score. Raises BadRow for a candidate without a usable score."""
+    """Choose positives and hard negatives by score from the list of candidates in the field `name`. Return their
+    positions in this list.
+
+    First those of the config.pos_pool best candidates, then those of the config.neg_pool worst of the others, both by
+    descending score. Raises BadRow for a candidate without a usable score.
+    """
     scores = [_score(entry, f"{name}[{i}]") for i, entry in enumerate(list_of(fields, name))]
     best = sorted(range(len(scores)), key=lambda i: -scores[i])  # stable: of equal scores the first is better
     return best[: config.pos_pool], best[config.pos_pool :][-config.neg_pool :]

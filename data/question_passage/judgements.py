@@ -56,12 +56,12 @@ def qrels_file(folder: str, split: str, setting: str) -> str:
 
 
 def judgements(path: str) -> Iterator[Judgement]:
-    """Yield the judgements of a file with the columns query-id, corpus-id and score (BEIR), or question, 0, passage and
-    grade (TREC): the line number, the ids of question and passage, and the grade. Blank lines, and a first line with
-    the names of the columns, are left out.
+    """Yield (line number, (question id, passage id), grade) for each judgement in a file, whatever its grade.
 
-    The first line determines for the whole file how many columns there are, and whether tabs (ids may then hold spaces)
-    or spaces separate columns. Raises DataError, naming the line, when a line cannot be read.
+    The columns are query-id, corpus-id and score (BEIR), or question, 0, passage and grade (TREC). Blank lines, and a
+    first line with the names of the columns, are left out. The first line determines for the whole file how many
+    columns there are, and whether tabs (ids may then hold spaces) or spaces separate columns. Raises DataError, naming
+    the line, when a line cannot be read.
     """
     form: tuple[str | None, int] | None = None
     with open_text(path) as file:
@@ -106,13 +106,13 @@ def _cells(text: str, form: tuple[str | None, int], where: str) -> tuple[str, st
 
 
 def find_judged(judged: Iterable[Judgement], corpora: tuple[Corpus, Corpus]) -> Found:
-    """Look up question and passage of each judgement, and group the passages by question. Equal pairs count once, with
-    their largest grade. corpora: the questions (as a corpus of texts) and the passages.
+    """Look up question and passage of each judgement, and group the passages by question.
 
-    Returns first a list of the judgements with an unknown id, which are left out, each with 0 if the question is
-    unknown, 1 if only the passage is. Then four int64 arrays: the positions of the n questions, ascending; n + 1
-    indices, where the passages of each question begin and end in the two last arrays; the positions of the passages;
-    their grades.
+    corpora: the questions (as a corpus of texts) and the passages. Equal pairs count once, with their largest grade.
+    Returns first a list of the judgements with an unknown id, which are left out of the rest, each with 0 if the
+    question is unknown, 1 if only the passage is. Then four int64 arrays: the positions of the n questions, ascending;
+    n + 1 indices, where the passages of each question begin and end in the two last arrays; the positions of the
+    passages; their grades.
     """
     rest, unknown, found = iter(judged), list[Unknown](), (array("q"), array("q"), array("q"))
     while block := list(islice(rest, BLOCK)):
@@ -132,11 +132,12 @@ def find_judged(judged: Iterable[Judgement], corpora: tuple[Corpus, Corpus]) -> 
 
 
 def count_left_out(qrels: str, unknown: Sequence[Unknown], known: int) -> tuple[int, int]:
-    """Return how many of the `unknown` judgements have an unknown question, and how many only an unknown passage. They
-    are left out, because some published data sets have a few of them.
+    """Count the `unknown` judgements: those of an unknown question, and those of an unknown passage only. Return both
+    counts.
 
-    qrels: path of the judgements, for the message. known: number of judgements without an unknown id. Raises DataError
-    when it is less than the number of unknown ones, because the files then do not belong together.
+    A few such judgements are left out, as some published data sets have them. known: number of judgements without an
+    unknown id. Raises DataError when it is less than the number of unknown ones, because the files then do not belong
+    together. qrels: path of the judgements, for the message.
     """
     if len(unknown) > known:
         (line, ids, _), side = unknown[0]

@@ -34,9 +34,9 @@ def draw_negatives(
 ) -> list[Passage]:
     """Draw hard negatives for a training row, at most one for each random number in `draws`, all in [0, 1).
 
-    All are from the first list in data.negatives.lists that has a candidate for the row. Positive passages of the row
-    are never drawn, and no passage is drawn twice. i: index of the row in the data set. mined: the mined negatives;
-    None: there are none.
+    All are from the first list in data.negatives.lists that has a candidate for the row; the result is empty if none
+    has. Positive passages of the row are never drawn, and no passage is drawn twice. i: index of the row in the data
+    set. mined: the mined negatives; None: there are none.
     """
     lists = {
         NegativeList.hard_negatives: row.hard_negatives,
@@ -51,8 +51,8 @@ def draw_negatives(
 
 
 def no_negatives_message(rows: int) -> str:
-    """Return the end of a warning: none of the inspected rows has hard negatives, what follows from this, and how to
-    get some. rows: the number of rows that were inspected, evenly spaced in the data."""
+    """Return the end of a warning: none of `rows` inspected rows has hard negatives, what follows, and how to get some.
+    The rows must be spaced evenly in the data."""
     count = f"none of {rows:,} rows, evenly spaced," if rows > 1 else "its row"
     return f"{count} has hard negatives, so those of the batch are all there are. python -m eval.mine finds some"
 

@@ -69,8 +69,8 @@ class AnswerLists:
         return self.tokenize(prompts, answers, question.length, passage.length)
 
     def token_counts(self, numbers_k: Int64s) -> Int64s:
-        """Return the number of tokens, without those of the prompt, of the answers with indices numbers_k (k,), int64
-        (k,)."""
+        """Return the number of tokens, without those of the prompt, of the answers with indices numbers_k, int64 (k,).
+        k ≥ 1."""
         parts = np.array_split(numbers_k, -(-len(numbers_k) // 1024))
         tokens = [self.rows(part) for part in parts if len(part)]
         return np.concatenate([((rows[:, 1:] != PADDING).sum(1) - rows[:, 0]).numpy() for rows in tokens])
@@ -100,9 +100,10 @@ def answer_lists(value: str, config: DataConfig, tokenize: Any, key: str) -> Ans
 
 
 def rows_as_prompts(lists: AnswerLists, template: str) -> list[str]:
-    """Return a text for each prompt and its first right answer, such as an example for few-shot prompts.
+    """Return a text for each prompt with its first right answer, such as an example for few-shot prompts.
 
     template: the text, in which {question} and {answer} are replaced by the prompt and the answer, without prefixes.
+    The list has the order of lists.prompts.
     """
     right = np.flatnonzero(lists.right_N)
     first_n = right[np.searchsorted(lists.row_N[right], np.arange(len(lists.prompts)))].tolist()

@@ -57,8 +57,12 @@ class QuestionRow:
         return self.positives, self.negatives, self.hard_negatives
 
     def draws(self, drawn: DrawnPositives) -> list[float]:
-        """Return, for each of the positives, the expected number of times that training draws it when it draws the row
-        once. Positives of equal content count as the first of them. drawn: the setting data.passage.positives."""
+        """Return how many times training is expected to draw each of the positives when it draws the row once.
+
+        drawn: the setting data.passage.positives. With "one" this is 1 / number of positives for each entry. With
+        "first" it is 1 for the first and 0 for the others. With "all" it is 1 for each, but 0 for one that repeats the
+        content of an earlier one.
+        """
         keys, count = self.positives.keys, len(self.positives)
         if drawn is DrawnPositives.one:
             return [1 / count] * count
@@ -66,11 +70,12 @@ class QuestionRow:
 
 
 def named_files(value: str | Sequence[str], config: DataConfig, key: str = "data.train") -> list[str]:
-    """Return the paths of the files of question rows that `value` names, in the syntax of data.train; for a BEIR or MS
-    MARCO folder, the path of its judgements. Files are not indexed, and tables are only checked by their first row.
+    """Return the paths of the files of question rows that `value` names, in the syntax of data.train.
 
-    key: the configuration key of `value`, for error messages. Raises ConfigError for a value that cannot work, also in
-    data.passage.corpus.
+    For a BEIR or MS MARCO folder this is the path of its judgements. Files are not indexed, and tables are only checked
+    by their first row. key: the configuration key of `value`, for messages; only data.train may have prefixes of
+    sources. Raises ConfigError for a value that cannot work, also in data.passage.corpus, and for a path that appears
+    twice; DataError for a table that cannot be read.
     """
     if config.passage.corpus:
         corpus_files(config.passage.corpus, "data.passage.corpus", checked_tables(TableOptions()))
@@ -193,10 +198,15 @@ class QuestionRows:
 class RowQuestions:
     """The question rows of files in any of the formats in formats.FORMATS. Can be pickled.
 
+    rows: the rows of the files. config: the settings of passages. corpus: where passages that rows name by id are
+    looked up; None: there is none. relevance, teacher: the settings data.relevance and data.teacher, as `record_of`
+    takes them. The constructor reads every row if the cache has no index of it, and raises DataError, naming the row,
+    for a bad one.
+
     A question without an id gets the name of its content key as id, as `python -m data pack` does, so the id does not
     depend on the name or folder of the file. columns, int64 (4, n), memory-mapped: two rows with the 128-bit hash of
-    each question's id, one with the number of bytes of its text, one with the hash of its text. relevance, teacher: the
-    settings data.relevance and data.teacher.
+    each question's id, one with the number of bytes of its text, one with the hash of its text. left_out: "", as there
+    are no judgements.
     """
 
     left_out = ""
@@ -274,7 +284,8 @@ def row_of(record: Record, corpus: Corpus | None, where: str, key: str) -> Quest
     """Convert a parsed record to a question row. Passages that the record names by id are looked up in `corpus`.
 
     where: location of the record, for messages. key: the setting that names the corpus, for messages. Raises
-    ConfigError when there are ids but no corpus; KeyError with the first id that the corpus lacks.
+    ConfigError when there are ids but no corpus; KeyError, with the first unknown id of a list, when the corpus lacks
+    an id.
     """
 
     def passages(entries: Sequence[Passage] | Sequence[str]) -> PassageList:

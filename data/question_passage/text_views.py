@@ -34,8 +34,9 @@ from dyad.data.tables.prepare import CheckRow, prepared_tables, table_options
 
 
 def text_of(fields: Fields) -> Passage:
-    """Return the text of a row as a Passage: its fields text and title, or its field anchor alone if it has this field
-    (the column that the user named by data.columns). Raises BadRow for a missing or blank text."""
+    """Return the text of a row as a Passage, its fields text (or contents) and title. If the row has a field anchor,
+    the column that the user named by data.columns, this field alone is the text. Raises BadRow for a missing or blank
+    text."""
     passage = passage_of({"text": fields["anchor"]} if "anchor" in fields else fields)
     if not passage.text.strip():
         raise BadRow("empty text", f"text is {passage.text!r:.80}")
@@ -43,11 +44,11 @@ def text_of(fields: Fields) -> Passage:
 
 
 def text_sources(value: Any, config: DataConfig, by: Callable[[TableOptions, CheckRow], Tables]) -> list[ShardSource]:
-    """Return the files of texts that `value` names, in the syntax of data.train; for a BEIR or MS MARCO folder the file
-    of its passages.
+    """Return the files of texts that `value` names, in the syntax of data.train, with their weights. For a BEIR or MS
+    MARCO folder this is the file of its passages.
 
-    by: what to do with tables among the files: checked_tables only checks them, prepared_tables converts them to
-    shards. Raises ConfigError for a value that cannot work, and for a table without texts.
+    by: makes the function that handles tables among the files: checked_tables only checks them, prepared_tables
+    converts them to shards. Raises ConfigError for a value that cannot work, and for a table without texts.
     """
     tables = by(table_options(config), text_of)
 
@@ -70,9 +71,11 @@ class SingleTexts:
     def __init__(
         self, rows: Rows, tokenize: TokenizeTexts, config: DataConfig, seed: int, numbers: ClassNumbers | None = None
     ) -> None:
-        """Set up the data set and check its first rows. seed: seed of the choice of replacements for bad rows. numbers:
-        converts the class names in the field data.label to numbers; None: y is a second view. Raises SampleError when
-        all checked rows are unusable."""
+        """Set up the data set, and check its first rows until one is usable: at most data.bad_in_a_row, at least one.
+
+        seed: seed of the choice of replacements for bad rows. numbers: converts the class names in the field data.label
+        to numbers; None: y is a second view. Raises SampleError when all checked rows are unusable.
+        """
         self.rows, self.tokenize, self.config, self.numbers = rows, tokenize, config, numbers
         self._replacements = Replacements(rows.shards.sizes, seed, config.bad_in_a_row_limit)
         check_any(range(min(len(rows), max(config.bad_in_a_row_limit, 1))), lambda i: self._text(0, i))
@@ -114,12 +117,13 @@ def text_tokens(
     kind: Callable[[str], Any], tokenize: TokenizeTexts, config: PassageConfig | QuestionConfig, texts: list[str]
 ) -> Tensor:
     """Tokenise n texts. Return int64 (n, L), L the number of tokens of the longest. kind: converts a text to a Passage
-    or a Question, in accordance with `config`."""
+    if `config` is a PassageConfig, to a Question if it is a QuestionConfig."""
     return tokens(map(kind, texts), tokenize, config)
 
 
 def plain_text(fields: Fields) -> str:
-    """Return the text in the field "text" of a row. Raises BadRow if the field is missing or is no text."""
+    """Return the text in the field "text" of a row, which may be blank. Raises BadRow if the field is missing or is no
+    text."""
     return row_fields.text_of(fields.get("text"), "'text'")
 
 
@@ -133,9 +137,11 @@ def titled_text(fields: Fields) -> str:
 def labelled_texts(
     shards: Shards, label: str, tokenize: Tokenize, text: Callable[[Fields], str] = plain_text
 ) -> LabelledSet:
-    """Read all texts and class labels of files of rows. label: the field of a row with its class. text: a function that
-    returns the text of a row. tokenize: the tokenizer of the tower. Raises DataError, naming the line, for a row that
-    lacks a text or a label."""
+    """Read all texts and class labels of files of rows into memory. Texts are tokenised only when a block is read.
+
+    label: the field of a row with its class. text: a function that returns the text of a row. tokenize: the tokenizer
+    of the tower. Raises DataError, naming the line, for a row that lacks a text or a label.
+    """
     rows = Rows(shards)
     pairs = [rows.read(i, lambda fields: (text(fields), label_of(fields, label))) for i in range(len(rows))]
     texts, labels = [text for text, _ in pairs], [found for _, found in pairs]

@@ -25,14 +25,16 @@ NEXT, OWN = 1, 0  # number of steps from the item of x to the item of y
 
 
 class Sequences:
-    """The training data set of sequences: sample i is window i. A batch depends only on its positions.
+    """The training data set of sequences: sample i is window i (consecutive steps of a sequence), each step a row of a
+    Batch.
 
-    pairs: the number of steps of all windows together.
+    A batch depends only on its positions. windows: all windows. pairs: the number of steps of all windows together.
     """
 
     def __init__(self, log: Log, items: CatalogueItems, length: int, ahead: int) -> None:
         """Set up the data set. log: the events of all sequences. items: the items of these events. length: the most
-        steps of a window. ahead: number of steps from the item of x to the item of y, NEXT or OWN."""
+        steps of a window. ahead: number of steps from the item of x to the item of y: NEXT (1) or OWN (0, y is the item
+        of x)."""
         self.log, self.items, self.ahead = log, items, ahead
         self.windows = windows_of(log.starts, length, ahead)
         self._firsts, self._keys = self.windows.firsts, item_keys(items.names)
@@ -45,12 +47,13 @@ class Sequences:
         return hashlib.sha256(repr([*map(_digested, made_of)]).encode()).hexdigest()
 
     def __getitems__(self, positions: Sequence[tuple[int, int]]) -> Batch:
-        """Return the batch of the windows at the given positions, each a pair (epoch, index of the window). It has a
-        row for each of the S steps of these windows.
+        """Return the batch of the windows at the given positions, each a pair (epoch, index of the window); the epoch
+        is not used.
 
-        x_places has the place of each step in its window, from 0. sample_ids, and x_keys too, are indices among the
-        steps of all windows. y_keys are content keys of the items' ids; if items are frames, they equal sample_ids.
-        Raises DataError for an item that cannot be read.
+        The batch has a row for each of the S steps of these windows, window after window. x and y have the form that
+        `CatalogueItems.inputs` returns. x_places has the place of each step in its window, from 0. sample_ids, and
+        x_keys too, are indices among the steps of all windows. y_keys are content keys of the items' ids; if items are
+        frames, they equal sample_ids. Raises DataError for an item that cannot be read.
         """
         windows = np.array([window for _, window in positions], np.int64)
         sizes = self.windows.sizes[windows]
@@ -80,19 +83,19 @@ class Sequences:
         return [f"{steps}: {len(self.windows):,} samples of at most {longest} steps"]
 
     def where(self, sample_id: int) -> str:
-        """Return a name of window `sample_id` for messages, which has the id of its user."""
+        """Return the location of a window as text for messages: the id of its user. sample_id: index of the window; not
+        one of the sample_ids of a Batch, which count steps."""
         user = int(np.searchsorted(self.log.starts, self.windows.starts[sample_id], side="right")) - 1
         return f"data.train: the sequence of '{self.log.users[user]:.40}'"
 
 
 def catalogue_of(data: Sequences, paths: Sequence[str], tokenize: Any) -> Catalogue:
-    """Return the catalogue of all items of the log, from which noise samples of NCE are drawn.
+    """Return the Catalogue (data/loading/catalogue.py) of all items of the log, from which noise samples of NCE are
+    drawn.
 
     The catalogue also has the number of times that each item is a target (y) in one epoch, counted over all steps of
-    the training windows.
-
-    paths: the files of the log; a cache file is stored for the first. tokenize: the tokenizer of items that are texts;
-    None for other items.
+    the training windows. Items must have ids: frames have no catalogue. paths: the files of the log; a cache file is
+    stored for the first. tokenize: the tokenizer of items that are texts; None for other items.
     """
 
     def table() -> np.ndarray:

@@ -11,11 +11,13 @@ from dyad.data.sequence.log import check_columns, log_files
 
 
 def sequence_files(value: Any, config: DataConfig, key: str = "data.train") -> list[str]:
-    """Return the paths of the files of sequences that `value` names, in the syntax of data.train: logs of events, or
-    .npy files of frames. key: the configuration key of `value`, for messages.
+    """Return the paths of the files of sequences that `value` names, in the syntax of data.train.
 
-    Raises ConfigError if `value` names no file, for a log without the columns that data.sequence.* names, and for
-    items that are images when data.sequence.items is not set."""
+    They are .npy files of frames if config.items is frames, otherwise logs of events. key: the configuration key of
+    `value`, for messages. Raises ConfigError if `value` names no file, for a sampling weight (path@2), for a URL, for a
+    log without the columns that data.sequence.* names, and for items that are images when data.sequence.items is not
+    set. Raises DataError for a log whose columns cannot be read. Frames are not read.
+    """
     if config.items is ItemKind.frames:
         return frame_files(value, key)
     if config.items is ItemKind.pictures and config.sequence.items is None:
@@ -27,8 +29,12 @@ def sequence_files(value: Any, config: DataConfig, key: str = "data.train") -> l
 
 
 def events_left_out(config: DataConfig) -> Iterator[str]:
-    """Yield a warning for each test.jsonl in data.val with a val.jsonl beside it, as `python -m data sequences` writes
-    them, whose events are in no history because data.sequence.earlier is not set. Raises as `sequence_files` does."""
+    """Yield a warning for each test.jsonl in data.val whose val.jsonl, in the same folder, is part of no history.
+
+    `python -m data sequences` writes both files. A val.jsonl that is not in data.val is part of the histories only if
+    data.sequence.earlier names it: nothing is yielded if this key is set, or data.val is not. Raises as
+    `sequence_files` does.
+    """
     if config.val is None or config.sequence.earlier is not None:
         return
     evaluated = sequence_files(config.val, config, "data.val")

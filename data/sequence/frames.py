@@ -54,8 +54,8 @@ class Frames:
         return int(self.starts[-1])
 
     def read(self, numbers_k: Int64s) -> np.ndarray:
-        """Return the frames with numbers numbers_k (k,), float32 (k, F). Raises DataError for a value that is not
-        finite."""
+        """Return the frames with the given numbers, float32 (k, F). numbers_k (k,): numbers through all files, from 0,
+        in any order. Raises DataError for a value that is not finite."""
         found = np.empty((len(numbers_k), self.width), np.float32)
         file_k = np.searchsorted(self.starts, numbers_k, side="right") - 1
         for file in np.unique(file_k).tolist():
@@ -66,7 +66,8 @@ class Frames:
         return found
 
     def log(self) -> Log:
-        """Return a Log in which each frame is an event, and the frames of a file are one sequence."""
+        """Return a Log in which each frame is an event, and the frames of a file are one sequence. Reads all files, for
+        their SHA-256. Users are the names of the files; there are no ids of items."""
         files = [FileEntry(os.path.basename(path), os.path.getsize(path), 1, sha256_of(path)) for path in self.paths]
         file_e = np.repeat(np.arange(len(self.paths)), np.diff(self.starts))
         numbers = np.arange(len(self))

@@ -69,7 +69,7 @@ class Histories:
 
 
 def padded(histories: Sequence[Int64s]) -> Tensor:
-    """Return k histories, arrays of item numbers, as one tensor int64 (k, T), padded at the right with PADDING."""
+    """Return k ≥ 1 histories, arrays of item numbers, as one tensor int64 (k, T), padded at the right with PADDING."""
     block = np.full((len(histories), max(map(len, histories))), PADDING, np.int64)
     for row, items in zip(block, histories, strict=True):
         row[: len(items)] = items
@@ -98,7 +98,8 @@ class NextItems(Histories):
 
 @dataclass(frozen=True)
 class ItemList:
-    """All N items as a list of tower inputs, in the order of their numbers."""
+    """All N items as a list of tower inputs, in the order of their numbers. block(start, stop): returns the inputs of
+    the items start … stop − 1, as `CatalogueItems.inputs` does, without their lengths."""
 
     items: CatalogueItems
 
@@ -110,11 +111,11 @@ class ItemList:
 
 
 def next_items(log: Log, items: CatalogueItems, length: int, first_file: int, training_files: int) -> NextItems:
-    """Return the events to predict: all events in the log's files from index `first_file` on, except those whose user
-    has no earlier event with one of `items`. Raises DataError if there is none.
+    """Return the events to predict: those in the log's files from index `first_file` on that have a history.
 
-    length: the most items of a history that a model gets. training_files: how many of the log's files are training
-    data; these are its first files.
+    An event is left out if its user has no earlier event with one of `items`. Raises DataError if none is left. length:
+    the most items of a history that a model gets. training_files: how many of the log's files are training data; these
+    are its first files.
     """
     known_e = log.item_e < len(items)
     known_before_e = np.cumsum(known_e) - known_e

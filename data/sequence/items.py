@@ -48,8 +48,9 @@ class CatalogueItems(Protocol):
         ...
 
     def inputs(self, numbers_k: Int64s) -> tuple[Tensor, Lengths | None]:
-        """Return the tower inputs of the items with numbers numbers_k (k,), as (k, …), and the number of tokens of each
-        item (None if items are no texts or the tokenizer gives no lengths)."""
+        """Return the tower inputs of the items with numbers numbers_k (k,), as a tensor (k, …), and the number of
+        tokens of each item. The latter is None if items are no texts or the tokenizer gives no lengths. Raises
+        DataError for an item that cannot be read."""
         ...
 
 
@@ -79,7 +80,7 @@ class ItemNumbers(NamedItems):
 @dataclass(frozen=True)
 class ItemTexts(NamedItems):
     """Items that are texts. Tower inputs are tokens, int64 (k, L). corpus: the texts by id; None: an id is the text
-    itself. places (N,) int64: position of each item in the corpus."""
+    itself. places (N,) int64: position of each item in the corpus; not used without a corpus."""
 
     corpus: Corpus | None
     places: Int64s
@@ -148,8 +149,9 @@ def item_keys(names: Sequence[str]) -> Int64s:
 
 
 def texts_of_items(names: Sequence[str], tokenize: TokenizeTexts, config: DataConfig) -> ItemTexts:
-    """Open the texts of items in data.sequence.items, by id; if it is None, ids are the texts. names: ids of the items.
-    Raises DataError for an id that data.sequence.items lacks."""
+    """Open the texts of the items with the ids `names`, in data.sequence.items; if this key is None, ids are the texts.
+    Raises DataError for an id that data.sequence.items lacks and for a damaged file, ConfigError if it names no
+    file."""
     if config.sequence.items is None:
         return ItemTexts(names, None, np.empty(0, np.int64), tokenize, config)
     corpus = open_corpus(config.sequence.items, "data.sequence.items")
@@ -159,8 +161,13 @@ def texts_of_items(names: Sequence[str], tokenize: TokenizeTexts, config: DataCo
 
 
 def images_of_items(names: Sequence[str], spec: ImageSpec, config: DataConfig) -> ItemImages:
-    """Open the images of items: samples of the shards data.sequence.items, whose keys are the ids of the items. names:
-    these ids. spec: preprocessing of the image tower. Raises DataError for an id that the shards lack."""
+    """Open the images of the items with the ids `names`: samples of the shards data.sequence.items, whose keys are the
+    ids.
+
+    data.sequence.items must be set. spec: preprocessing of the image tower. Images are decoded only when inputs are
+    read. Raises DataError for an id that the shards lack and for a damaged shard, ConfigError if the key names no
+    shard.
+    """
     tables = prepared_tables(table_options(config))
     images = Images(
         open_shards(parse_sources(config.sequence.items, "data.sequence.items", tables=tables)), spec, config

@@ -28,12 +28,14 @@ from dyad.data.tables.readers import open_table
 def labelled_sequences(
     paths: Sequence[str], config: DataConfig, model: Any, label: str, known: Sequence[str] = ()
 ) -> LabelledSet:
-    """Return the labelled histories in the files at `paths`: of a log, all events of each user, with the user's class;
-    of frames, the frames up to each frame that has a class.
+    """Return the labelled histories in the files at `paths`. The keys of the result are hashes of the names of the
+    users.
 
-    model: has the attributes `tokenize` and `image` that `items_of` uses. label: the column or field with the class.
-    known: if items are ids, the ids that have an embedding in the model. Raises DataError for a row or file without a
-    class, for two classes of a user, and for a user without a known item.
+    A log gives one history for each user, all events, with the user's class; a file of frames (a user) gives one for
+    each frame that has a class, the frames up to it. model: has the attributes `tokenize` and `image` that `items_of`
+    uses. label: the column or field with the class. known: if items are ids, the ids that have an embedding in the
+    model; otherwise (). Raises DataError for a row or file without a class, for two classes of a user, and for a user
+    without a known item.
     """
     if config.items is ItemKind.frames:
         frames = Frames(paths)
@@ -52,8 +54,8 @@ def labelled_sequences(
 
 
 def check_label(paths: Sequence[str], config: DataConfig, label: str, key: str) -> None:
-    """Raise ConfigError if a log lacks the column `label`, or a file of frames lacks the JSON file beside it. key: the
-    configuration key of `paths`, for the message."""
+    """Raise ConfigError if a log lacks the column `label`, or a file of frames lacks the JSON file beside it, which is
+    not read. key: the configuration key of `paths`, for the message."""
     for path in paths:
         if config.items is ItemKind.frames:
             if not _beside(path).is_file():

@@ -72,8 +72,8 @@ def read_log(paths: Sequence[str], config: SequenceConfig, known: Sequence[str] 
     """Read the events in the tables at `paths`. known: ids of items that get the first numbers 0, 1, …, even if no
     event has them; other items get the next numbers in the order of first appearance.
 
-    Raises ConfigError for a table without the columns that `config` names; DataError, naming the row, for an event
-    without a valid value in one of these columns, and if there is no event.
+    Raises ConfigError for a table without the columns that `config` names. Raises DataError, naming the row, for an
+    event without a valid value in one of these columns; and DataError if a table cannot be read or there is no event.
     """
     rows = ((file, row) for file, path in enumerate(paths) for row in _events(path, config))
     events = (
@@ -105,7 +105,8 @@ def log_of(
 
 
 def check_columns(path: str, config: SequenceConfig) -> None:
-    """Raise ConfigError if the table at `path` lacks a column that `config` names."""
+    """Raise ConfigError if the table at `path` lacks a column that `config` names. `config.time` may be None; then no
+    time is needed."""
     columns = open_table(path).columns
     for name in ("user", "item", "time"):
         if (column := getattr(config, name)) is not None and column not in columns:

@@ -11,15 +11,18 @@ from dyad.data.sequence.log import Log, read_log
 
 
 def open_log(value: Any, config: DataConfig, known: Sequence[str] = ()) -> Log:
-    """Read the log of events that `value` names, in the syntax of data.train. known: ids of items that get the numbers
-    0, 1, …, before the others. Raises ConfigError if files or columns are missing, and DataError, naming the row, for
-    an event without valid values."""
+    """Read the log of events that `value` names, in the syntax of data.train. Not for frames. known: ids of items that
+    get the numbers 0, 1, …, before the others. Raises ConfigError as `sequence_files` does, and DataError, naming the
+    row, for an event without valid values."""
     return read_log(sequence_files(value, config), config.sequence, known)
 
 
 def items_of(names: Sequence[str], config: DataConfig, model: Any) -> CatalogueItems:
-    """Open the items with the ids `names`, of the kind data.items. model: an object with an attribute `tokenize` (the
-    tokenizer, for texts) or `image` (an ImageSpec, for images). Raises DataError for an id without a text or image."""
+    """Open the items with the ids `names`, of the kind data.items: texts, images, or ids alone; not frames.
+
+    model: an object with the attribute `tokenize` (the tokenizer) for texts, `image` (an ImageSpec) for images; not
+    used for ids. Raises DataError for an id without a text or image.
+    """
     if config.items is ItemKind.texts:
         return texts_of_items(names, model.tokenize, config)
     if config.items is ItemKind.pictures:
@@ -38,8 +41,8 @@ def open_sequences(config: DataConfig, model: Any) -> tuple[Log, CatalogueItems]
 
 
 def known_ids(config: DataConfig, exported: Sequence[str], inputs: int | None) -> Sequence[str]:
-    """Return the ids of the items that have an embedding in a model: `exported`, the ids stored in an exported model,
-    or if it is empty the ids in the training log.
+    """Return the ids of the items that have an embedding in a model. They are `exported`, the ids stored in an exported
+    model, or, if it is empty, the ids in the training log, which is then read.
 
     inputs: how many of the ids in the training log are returned, the first ones: as many as the model has embeddings;
     None: all. Raises ConfigError and DataError as `open_log` does.
@@ -48,8 +51,11 @@ def known_ids(config: DataConfig, exported: Sequence[str], inputs: int | None) -
 
 
 def input_size(config: DataConfig) -> int:
-    """Return the size of the input of an item tower: the number of items in data.train, or the number of features of a
-    frame if items are frames. Reads the whole log. Raises ConfigError and DataError as `open_sequences` does."""
+    """Return the size of the input of an item tower: the number of items in data.train, or of features of a frame.
+
+    Reads the whole log, or the headers of the files of frames. Raises ConfigError and DataError as `open_sequences`
+    does.
+    """
     if config.items is ItemKind.frames:
         return Frames(frame_files(config.train)).width
     return len(open_log(config.train, config).items)
