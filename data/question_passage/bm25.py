@@ -115,11 +115,10 @@ def _stemmer() -> Callable[[str], list[str]]:
 
 
 def _words(text: str) -> list[str]:
-    """Return the words of a lower-case text, then the character pairs of its parts in Korean and in scripts without
-    spaces.
+    """Return the words of a lower-case text, then the character pairs of Korean and of scripts without spaces.
 
-    A part, such as a run of Chinese characters, gives each pair of neighbours; a part of one character gives this
-    character.
+    Each run of such characters, for example of Chinese ones, gives every pair of neighbours; a run of one character
+    gives this character.
     """
     if text.isascii():
         return _WORD.findall(text)

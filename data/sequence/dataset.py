@@ -47,13 +47,12 @@ class Sequences:
         return hashlib.sha256(repr([*map(_digested, made_of)]).encode()).hexdigest()
 
     def __getitems__(self, positions: Sequence[tuple[int, int]]) -> Batch:
-        """Return the batch of the windows at the given positions, each a pair (epoch, index of the window); the epoch
-        is not used.
+        """Return the batch of the windows at the given positions, each a pair (epoch, index of the window).
 
-        The batch has a row for each of the S steps of these windows, window after window. x and y have the form that
-        `CatalogueItems.inputs` returns. x_places has the place of each step in its window, from 0. sample_ids, and
-        x_keys too, are indices among the steps of all windows. y_keys are content keys of the items' ids; if items are
-        frames, they equal sample_ids. Raises DataError for an item that cannot be read.
+        The epoch is not used. The batch has a row for each of the S steps of these windows, window after window. x and
+        y have the form that `CatalogueItems.inputs` returns. x_places has the place of each step in its window, from 0.
+        sample_ids, and x_keys too, are indices among the steps of all windows. y_keys are content keys (64-bit hashes)
+        of the items' ids; if items are frames, they equal sample_ids. Raises DataError for an item that cannot be read.
         """
         windows = np.array([window for _, window in positions], np.int64)
         sizes = self.windows.sizes[windows]
@@ -90,8 +89,7 @@ class Sequences:
 
 
 def catalogue_of(data: Sequences, paths: Sequence[str], tokenize: Any) -> Catalogue:
-    """Return the Catalogue (data/loading/catalogue.py) of all items of the log, from which noise samples of NCE are
-    drawn.
+    """Return the Catalogue (data/loading/catalogue.py) of all items of the log, from which NCE draws noise samples.
 
     The catalogue also has the number of times that each item is a target (y) in one epoch, counted over all steps of
     the training windows. Items must have ids: frames have no catalogue. paths: the files of the log; a cache file is

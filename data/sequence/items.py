@@ -48,9 +48,11 @@ class CatalogueItems(Protocol):
         ...
 
     def inputs(self, numbers_k: Int64s) -> tuple[Tensor, Lengths | None]:
-        """Return the tower inputs of the items with numbers numbers_k (k,), as a tensor (k, …), and the number of
-        tokens of each item. The latter is None if items are no texts or the tokenizer gives no lengths. Raises
-        DataError for an item that cannot be read."""
+        """Return the tower inputs of the items with numbers numbers_k (k,), (k, …), and the number of tokens of each.
+
+        The latter is None if items are no texts or the tokenizer gives no lengths. Raises DataError for an item that
+        cannot be read.
+        """
         ...
 
 

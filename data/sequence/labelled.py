@@ -54,8 +54,10 @@ def labelled_sequences(
 
 
 def check_label(paths: Sequence[str], config: DataConfig, label: str, key: str) -> None:
-    """Raise ConfigError if a log lacks the column `label`, or a file of frames lacks the JSON file beside it, which is
-    not read. key: the configuration key of `paths`, for the message."""
+    """Raise ConfigError if a log lacks the column `label`, or a file of frames lacks its JSON file (x.json of x.npy).
+
+    The content of the JSON file is not checked. key: the configuration key of `paths`, for the message.
+    """
     for path in paths:
         if config.items is ItemKind.frames:
             if not _beside(path).is_file():

@@ -26,11 +26,13 @@ KEPT = re.compile(r"\.|cache-.*\.arrow")  # hidden files, and those that `datase
 
 
 def tables_of(path: str, columns: Sequence[str]) -> list[Table]:
-    """Return the tables that `path` names: an existing file or folder, or a URL. The list is empty for shards, and for
-    files of rows that are read by offset.
+    """Return the tables that `path` names: an existing file or folder, or a URL. No row is converted.
 
-    columns: the setting data.columns; if it is not empty, any file of rows is a table. Raises ConfigError for a folder
-    with several splits, DataError for a table that cannot be read, OSError when storage fails.
+    The list is empty for shards, and for files of rows that training reads by offset (data/shards/rows.py). These are
+    all .tsv, .jsonl and .json files but those with images and captions or labels (.json: COCO annotations alone), and
+    triples of ids. columns: the setting data.columns; if it is not empty, any file of rows is a table. Raises
+    ConfigError for a folder with several splits and for triples of ids without a file of questions, DataError for a
+    table that cannot be read, OSError when storage fails.
     """
     if os.path.isdir(path):
         found = _files_of(path)
@@ -80,7 +82,8 @@ def _hub_files(url: str) -> list[str]:
 
 
 def _one_split(source: str, files: list[str]) -> list[str]:
-    """Return `files`, those of a folder or data set; raise ConfigError when their names are those of several splits."""
+    """Return `files` unchanged; raise ConfigError when their names are those of several splits. source: the folder or
+    data set that has them, for the message."""
     splits = sorted({split for file in files if (split := _split(file))})
     if len(splits) > 1:
         raise ConfigError(f"{source} has several splits. Write one of {', '.join(map(repr, splits))}")
@@ -111,8 +114,11 @@ def _suffix(name: str) -> str:
 
 
 def _image_folder(folder: str) -> Table:
-    """Return a folder of images as a table with the columns image (relative path), txt (text of the .txt file of the
-    same name) and, if no image lies in `folder` itself, class (name of the folder that the image is in)."""
+    """Return a folder of images as a table with a row for each image in it and in all folders below.
+
+    Its columns are image (relative path), txt (text of the .txt file of the same name) and, if no image lies in
+    `folder` itself, class (name of the folder that the image is in).
+    """
     root = Path(folder)
     flat = any(path.parent == root for path in _files(root) if _is_image(path.name))
     columns = ["image", TEXT_FILES, *([] if flat else ["class"])]
@@ -124,7 +130,8 @@ def _image_folder(folder: str) -> Table:
 
 
 def count_suffixes(folder: str) -> Counter[str]:
-    """Return the number of files by suffix (lower case, without the dot) in a folder and all folders below."""
+    """Count the files in a folder and all folders below that are not hidden, by suffix (lower case, without the
+    dot)."""
     return Counter(_suffix(path.name) for path in _walk(folder))
 
 
@@ -149,11 +156,12 @@ def _files(folder: Path) -> list[Path]:
 
 
 def _rows(folder: Path, columns: Sequence[str]) -> TableRows:
-    """Yield a row (name, fields) for each image in the folder, with the text of the .txt file of the same stem. The
-    fields are replaced by a BadRow (an error object) if they cannot be used, for each link to a folder and, in a folder
-    where an image has a text, for each .txt file without an image: elsewhere texts are no captions.
+    """Yield a row (name, fields) for each image in the folder, with the text of the .txt file of the same stem.
 
-    Stems are compared in Unicode's NFC form, because some systems write é as one character, others as two.
+    `fields` is a BadRow (an error object) if the image or its text cannot be used. There is also a row with a BadRow
+    for each link to a folder and, if any image of the folder has a text, for each .txt file without an image; otherwise
+    texts are no captions and left out. Stems are compared in Unicode's NFC form, because some systems write é as one
+    character, others as two.
     """
     files = _files(folder)
     texts = {_stem(file): file for file in files if _suffix(file.name) == "txt"}
@@ -179,8 +187,11 @@ def _stem(file: Path) -> str:
 
 
 def refuse_link(file: Path, folder: Path) -> None:
-    """Raise BadRow if `file` is a symbolic link to a file outside the folder. Packed shards are shared with others, so
-    no file from outside the folder may get into a shard."""
+    """Raise BadRow if `file` leads out of the folder by a symbolic link; a missing file passes.
+
+    Packed shards are shared with others, so no file from outside the folder may get into a shard. In a snapshot of the
+    Hugging Face hub, links to its folder `blobs` pass.
+    """
     if os.path.exists(file) and not leads_inside(file, folder):
         raise BadRow("link out of the folder", f"{file}; copy what it leads to (cp -L)")
 

@@ -44,7 +44,7 @@ class TableOptions:
     teacher: str | None = None
 
     def checked(self, table: Table) -> "TableOptions":
-        """Return these options; raise ConfigError when the table lacks a column that they name."""
+        """Return these options unchanged; raise ConfigError when the table lacks a column in self.columns."""
         for name in self.columns:
             if name not in table.columns:
                 raise ConfigError(
@@ -54,7 +54,8 @@ class TableOptions:
         return self
 
     def as_args(self) -> list[str]:
-        """Return these options as words of a command line of `python -m data`."""
+        """Return these options as arguments of `python -m data`, such as "template=a photo of a {}". Options at their
+        default are left out, and max_pixels, prefix and captioned always."""
         columns = [f"columns=[{','.join(self.columns)}]"] if self.columns else []
         per = [] if self.caption_per is CaptionPer.paragraph else [f"caption_per={self.caption_per.value}"]
         fields = {"relevance": self.relevance, "teacher": self.teacher}
@@ -63,8 +64,11 @@ class TableOptions:
 
 
 def image_column(table: Table, columns: Sequence[str] = ()) -> str | None:
-    """Return the name of the column that has the images of a table, as bytes, as {bytes, path} or as paths; None for a
-    table without images. columns: the columns that the user named, of which only the first may have the images."""
+    """Return the name of the column that has the images of a table, as bytes, as {bytes, path} or as paths.
+
+    None for a table without images. The values of the first rows decide; a column named in PATHS always holds images.
+    columns: the columns that the user named, of which only the first may have the images.
+    """
     named = list(columns[:1]) or [name for name in IMAGE_FIELDS if name in table.columns]
 
     def has_images(name: str) -> bool:
@@ -94,12 +98,13 @@ class ImageTable:
     options: TableOptions
 
     def members(self, fields: Row) -> dict[str, bytes]:
-        """Convert a row to a sample: return its members as {suffix: bytes}, which are the image, a txt with the
-        captions, with blank lines between them, and a json with the other columns, if there are any.
+        """Convert a row to a sample: return its members (files) as {suffix: bytes}.
 
-        Raises `fields` if it is a BadRow. Raises BadRow when the image is missing or too large or its header is
-        damaged, when a caption is no text, or is missing or blank with options.captioned, and when a member is too
-        long.
+        They are the image; a txt with the captions, if any, with blank lines between them; and a json with the other
+        columns, if the table has any, without fields that hold bytes. With options.template the caption column is in
+        the json too. Raises `fields` if it is a BadRow. Raises BadRow when the image is missing or too large or its
+        header is damaged, when a caption is no text, or is missing or blank with options.captioned, and when a member
+        is too long.
         """
         if isinstance(fields, BadRow):
             raise fields
@@ -118,7 +123,8 @@ class ImageTable:
         return members
 
     def encoded(self, fields: Fields) -> tuple[bytes, str]:
-        """Return the bytes of the image file of a row, and its name for messages. Raises BadRow when there is none."""
+        """Return the bytes of the image file of a row, not decoded or checked, and its name for messages. Raises BadRow
+        when the row has no image, its file is missing or too big, or its path is a URL."""
         value = fields.get(self.image)
         if isinstance(value, str) and scheme_of(value):
             raise BadRow("image URL", f"{value:.80} is not downloaded; img2dataset makes shards of such a table")
@@ -145,10 +151,14 @@ class ImageTable:
         return next(filter(os.path.exists, others), path)
 
     def captions(self, fields: Fields) -> list[str]:
-        """Return the captions of a row from its caption column, which holds a text or a list of texts. Line breaks
-        become blanks. A text in the column txt is instead split into captions, which may have several lines. With a
-        blank caption a row has none. Raises BadRow for a caption that is no text, for none with options.captioned, and
-        for a blank one with options.captioned or options.template."""
+        """Return the captions of a row from its caption column, which holds a text or a list of texts. The list is
+        empty for a row without captions, and if one of its captions is blank.
+
+        Line breaks become blanks. A text in the column txt is instead split into captions, which may have several
+        lines. With options.template each text is a label, which is put into the template. Raises BadRow for a caption
+        that is no text, for none with options.captioned, and for a blank one with options.captioned or
+        options.template.
+        """
         value = None if self.caption is None else fields.get(self.caption)
         texts = value if isinstance(value, list) else [value]
         if value is None or not texts:
@@ -176,8 +186,10 @@ class ImageTable:
 
 def image_table(table: Table, options: TableOptions) -> ImageTable | None:
     """Return `table` as an ImageTable, with the columns of images and captions found; None for a table without images.
-    Raises ConfigError for a missing column, for more than two named columns, and for images without captions if
-    options.captioned."""
+
+    Raises ConfigError for a column in options.columns that the table lacks, for more than two columns there, and, if
+    options.captioned, for a table without captions.
+    """
     named = options.checked(table).columns
     image = image_column(table, named)
     if image is None:
@@ -210,8 +222,8 @@ def _has_bytes(value: Any) -> bool:
 
 
 def read_limited(path: Path, limit: int) -> bytes:
-    """Read a file and return its bytes. Raises BadRow when it is missing, not a regular file, or larger than `limit`
-    bytes."""
+    """Read a file of at most `limit` bytes and return them. Raises BadRow when it is missing, larger or no regular
+    file."""
     try:
         with open_foreign(path) as file:
             data = file.read(limit + 1)
@@ -225,8 +237,9 @@ def read_limited(path: Path, limit: int) -> bytes:
 
 
 def json_bytes(fields: Mapping[str, Any]) -> bytes:
-    """Encode the fields of a row as JSON. Numbers that JSON cannot hold (NaN, infinity) become null. Raises BadRow when
-    it cannot hold another field, or when the result has more bytes than readers of shards accept."""
+    """Encode the fields of a row as JSON in UTF-8. Numbers that JSON cannot hold (NaN, infinity) become null; values of
+    types that it lacks, such as dates, become texts by str(). Raises BadRow for a text that is no valid Unicode, and
+    when the result has more bytes than readers of shards accept."""
     dumps = partial(json.dumps, ensure_ascii=False, default=str)
     try:
         text = dumps(fields)

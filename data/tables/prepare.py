@@ -37,16 +37,20 @@ T = TypeVar("T")
 
 
 def table_options(config: DataConfig, captioned: bool = False) -> TableOptions:
-    """Return the options for tables in a configuration. captioned: whether images without captions are refused."""
+    """Return the options for tables in a configuration, whose messages name the keys data.*. captioned: whether images
+    without captions are refused."""
     chosen = config.columns, config.template, config.max_image_pixels
     return TableOptions(*chosen, "data.", config.caption_per, captioned, config.relevance, config.teacher)
 
 
 def checked_tables(options: TableOptions, check_row: CheckRow = id) -> Tables:
-    """Return a function, the argument `tables` of `parse_sources`, that returns the paths of the tables that a path
-    names; none for a path that is no table. It checks their columns and sizes, and converts nothing. check_row: called
-    for the first row of tables of texts; it raises BadRow for a row that cannot be used (the default accepts all). The
-    function raises ConfigError for a table that cannot be used."""
+    """Return a function tables(path) that checks the tables at a path and returns their paths; it converts nothing.
+
+    It is the argument `tables` of `parse_sources`. The result is empty for a path that is no table. Columns, sizes and
+    the first row are checked. check_row: called with the fields of the first row of a table of texts; raises BadRow for
+    a row that cannot be used (the default accepts all). tables(path) raises ConfigError for a table that cannot be
+    used, DataError for one that cannot be read.
+    """
 
     def check(path: str) -> Sequence[str]:
         tables = tables_of(path, options.columns)
@@ -64,18 +68,23 @@ def checked_tables(options: TableOptions, check_row: CheckRow = id) -> Tables:
 
 
 def prepared_tables(options: TableOptions, check_row: CheckRow = id) -> Tables:
-    """Return a function, the argument `tables` of `parse_sources`, that converts the tables that a path names to shards
-    and returns the paths of the shards; none for a path that is no table. A shard that the cache has is not made again;
-    a line is printed when one is made.
-    check_row: called for each row of tables of texts; it raises BadRow for a row that cannot be used (the default
-    accepts all). The function raises ConfigError for a table that is too large or lacks a column, DataError for a bad
-    row."""
+    """Return a function tables(path) that converts the tables at a path to shards and returns the paths of the shards.
+
+    It is the argument `tables` of `parse_sources`. The result is empty for a path that is no table. A shard that the
+    cache has is not made again; a line is printed when one is made. check_row: called with the fields of each row of a
+    table of texts; raises BadRow for a row that cannot be used (the default accepts all). tables(path) raises
+    ConfigError for a table that is too large or lacks a column, DataError for a bad row.
+    """
     return lambda path: [_prepared(table, options, check_row) for table in tables_of(path, options.columns)]
 
 
 def named_texts(fields: Fields, options: TableOptions) -> Fields:
-    """Return the fields of a row of texts. If the user named columns, they are renamed to anchor, positive, negative,
-    negative_1, …, and all other columns except options.relevance and options.teacher are left out."""
+    """Return the fields of a row of texts, renamed if the user named columns: to anchor, positive, negative,
+    negative_1, ….
+
+    All other columns except options.relevance and options.teacher are then left out; a named column that the row lacks
+    gets None. Without options.columns the fields are returned unchanged.
+    """
     if not options.columns:
         return fields
     names = [*ROLES, *(f"{ROLES[-1]}_{i}" for i in range(1, len(options.columns)))]

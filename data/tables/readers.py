@@ -48,7 +48,7 @@ class Table:
     files: Callable[[], Iterable[str]]
 
     def head(self) -> list[Fields]:
-        """Return the rows among the first HEAD rows of this table that can be read."""
+        """Return the fields of the first HEAD (20) rows of this table, without rows that cannot be read."""
         return _head(self.rows)
 
 
@@ -122,8 +122,11 @@ def _csv_cells(path: str, separator: str) -> Iterator[tuple[int, list[str] | Bad
 
 
 def _tsv(path: str) -> Opened:
-    """Open a .tsv file: a table with a line of column names, or a table of MS MARCO without it. Rows of triples of ids
-    get the fields TRIPLES; their questions are read from queries.train.tsv or queries.tsv beside the file."""
+    """Open a .tsv file: a table with a line of column names, or one of MS MARCO, which has no such line.
+
+    Rows of three ids (question, right passage, wrong passage) get the fields TRIPLES; their questions are read from
+    queries.train.tsv or queries.tsv beside the file, without which `open_table` raises ConfigError.
+    """
     with open_text(path) as file:
         line = file.readline(MAX_BYTES["json"])
     try:
@@ -170,7 +173,8 @@ def _triples(path: str, queries: str) -> TableRows:
 
 
 def _questions(path: str) -> Iterator[tuple[str, str]]:
-    """Yield (id, text) of each question in a file of MS MARCO. Raises DataError for a line of another form."""
+    """Yield (id, text) of each question in a file of MS MARCO, whose lines are id <tab> text. Blank lines are skipped.
+    Raises DataError for a line of another form."""
     with open_text(path) as file:
         for number, line in enumerate(file, start=1):
             match _cells(line):
@@ -316,8 +320,9 @@ def _json(path: str) -> Opened:
 
 
 def is_coco(path: str) -> bool:
-    """Whether a .json file begins as COCO annotations do: with an object whose first field is one of theirs, such as
-    info or images. A file of JSON lines does not."""
+    """Whether a .json file begins as COCO annotations do: with an object whose first field is info, images, licenses,
+    annotations or type. False for JSON lines. The rest of the file is not checked. Raises ConfigError for a missing
+    file."""
     with open_text(path) as file:
         begin = file.read(256).split(b":")[0].strip(b'{ \t\r\n"')
     return begin in (b"info", b"images", b"licenses", b"annotations", b"type") and not _has_lines(path)
@@ -331,9 +336,12 @@ def _has_lines(path: str) -> bool:
 
 
 def _captions(coco: Fields, folder: str) -> list[Fields]:
-    """Convert COCO annotations to rows {file_name: path relative to `folder`, captions: list}. folder: the folder of
-    the annotations. Images, of which the first SOUGHT tell the place, are looked for in `folder`, in the folder
-    above, and in folders inside these two, such as train2017."""
+    """Convert COCO annotations to rows {file_name: path relative to `folder`, captions: list, empty for an image
+    without any}.
+
+    folder: the folder of the annotations. The folder of the images is sought by the first SOUGHT names: `folder`, the
+    folder above, and the folders inside these two, such as train2017. If none has any, it is `folder`.
+    """
     captions: dict[Any, list[str]] = {}
     for annotation in coco["annotations"]:
         captions.setdefault(annotation["image_id"], []).append(annotation["caption"])
