@@ -44,8 +44,8 @@ WHERE = {  # key data.negatives.* that says how many negatives are drawn → hel
 
 
 def image_spec(spec: ImageSpec, config: DataConfig) -> ImageSpec:
-    """Return `spec`, the preprocessing that an image tower (encoder) expects, with its resize mode replaced by the
-    setting data.resize if that is not None."""
+    """Return `spec`, the preprocessing of an image tower (encoder), with the resize mode data.resize. If that key is
+    None, `spec` is returned unchanged."""
     return spec if config.resize is None else replace(spec, resize=config.resize.value)
 
 
@@ -202,8 +202,8 @@ class PairMaker:
             text_key(sample, self.texts(sample, name)[0], self.config)
 
     def relevance(self, sample: ShardSample) -> float | None:
-        """Return the weight in (0, 1] of a sample as a positive pair, from its json field data.relevance; None if
-        data.relevance is None. Raises SampleError if the sample has no such number."""
+        """Return the weight in (0, 1] of a sample as a positive pair, from its json field data.relevance. None if this
+        key is not set. Raises SampleError if the sample has no such number."""
         return sample.relevance(self.config.relevance)
 
     def texts(self, sample: ShardSample, name: str) -> list[str]:

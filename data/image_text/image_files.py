@@ -122,8 +122,8 @@ def _is_one_scan(data: bytes) -> bool:
 
 
 def _segments(data: bytes) -> Iterator[tuple[bytes, int]]:
-    """Yield, for each segment of a JPEG up to the end of the image, its marker byte and the offset in `data` behind the
-    marker, where the segment's length field is."""
+    """Yield (marker byte, offset) for each segment of a JPEG up to the end of the image. offset: the place in `data`
+    behind the marker, where the segment's length field is."""
     offset = 2
     while (found := SEGMENT.search(data, offset)) and found[1] != END_OF_IMAGE:
         yield found[1], found.end()

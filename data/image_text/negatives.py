@@ -82,8 +82,8 @@ class MinedTexts(Mined):
     line = '{"query_id": content key of an image, "negatives": [texts]}'
 
     def texts(self, x_key: int) -> Sequence[str]:
-        """Return the mined texts of an image, best ranked first, each cut to MAX_LETTERS characters; empty if the file
-        has no line for this image. x_key: content key of the image."""
+        """Return the mined texts of an image, best ranked first, each cut to MAX_LETTERS characters. x_key: content key
+        of the image. The list is empty if the file has no line for this image."""
         return [text[:MAX_LETTERS] for text in self.negatives(x_key)]
 
 

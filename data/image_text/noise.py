@@ -72,8 +72,11 @@ def add_noise(augment: AugmentConfig, images: Tensor, draws: Floats) -> Tensor:
 
 
 def _changed(pixels: Tensor, chosen: np.ndarray, change: Callable[[Tensor, np.ndarray], Tensor]) -> Tensor:
-    """Return images, float (n, 3, S, S), where the images `chosen`, bool (n,), are replaced by change(chosen images,
-    their row numbers). May overwrite `pixels`."""
+    """Change some of n images, float (n, 3, S, S): those `chosen`, bool (n,). Return all of them; may overwrite
+    `pixels`.
+
+    change(part, rows): returns the chosen images `part` changed. rows: their row numbers in `pixels`.
+    """
     rows = np.flatnonzero(chosen)
     if len(rows) == len(pixels):
         return change(pixels, rows)
@@ -92,10 +95,11 @@ def _sent(numbers: Floats, pixels: Tensor) -> Tensor:
 
 
 def _recoloured(pixels: Tensor, augment: AugmentConfig, draws: Floats, chosen: np.ndarray) -> Tensor:
-    """Return images, float (n, 3, S, S) in 0..255, after colour jitter, grey, blur and solarise, in the order of Chen
-    et al. 2020 (appendix A) and Grill et al. 2020 (appendix B).
+    """Return images, float (n, 3, S, S) in 0..255, after colour jitter, grey, blur and solarise. May overwrite
+    `pixels`.
 
-    chosen, bool (4, n): which of these four changes each image gets. draws (n, NOISE_DRAWS): random numbers in [0, 1).
+    The order is that of Chen et al. 2020 (appendix A) and Grill et al. 2020 (appendix B). chosen, bool (4, n): which of
+    these four changes each image gets. draws (n, NOISE_DRAWS): random numbers in [0, 1).
     """
     jitter, grey, blur, solarise = chosen
     pixels = _jittered(pixels, augment.jitter, draws, jitter)
@@ -105,11 +109,11 @@ def _recoloured(pixels: Tensor, augment: AugmentConfig, draws: Floats, chosen: n
 
 
 def _jittered(pixels: Tensor, strengths: list[float], draws: Floats, chosen: np.ndarray) -> Tensor:
-    """Change brightness, contrast, saturation and hue of the images `chosen`, bool (n,), as torchvision's ColorJitter
-    does. The order of the four changes is drawn for each image.
+    """Change brightness, contrast, saturation and hue of some images, as torchvision's ColorJitter does.
 
-    pixels: float (n, 3, S, S) in 0..255. strengths: the largest relative change of brightness, contrast and saturation,
-    and the largest shift of the hue as a share of the colour circle. draws (n, NOISE_DRAWS): random numbers in [0, 1).
+    The order of the four changes is drawn for each image. pixels: float (n, 3, S, S) in 0..255. strengths: the largest
+    relative change of brightness, contrast and saturation, and the largest shift of the hue as a share of the colour
+    circle. draws (n, NOISE_DRAWS): random numbers in [0, 1). chosen, bool (n,): the images to change.
     """
 
     def change(kind: int, part: Tensor, rows: np.ndarray) -> Tensor:
@@ -166,9 +170,11 @@ def _luma(pixels: Tensor) -> Tensor:
 
 
 def _blurred(pixels: Tensor, sigma: Floats) -> Tensor:
-    """Blur images, float (n, 3, S, S), by Gaussians of standard deviation `sigma` (n,) pixels, cut off at 5 % of the
-    side S to each side; images are mirrored at their edges. The order of the sums is fixed, because the bits of
-    torch's convolution may depend on the number of threads."""
+    """Blur images, float (n, 3, S, S), by Gaussians of standard deviation `sigma` (n,) in pixels, one for each image.
+
+    A Gaussian is cut off at 5 % of the side S to each side; images are mirrored at their edges. The order of the sums
+    is fixed, because the bits of torch's convolution may depend on the number of threads.
+    """
     size = pixels.shape[-1]
     reach = size // 20
     weights = torch.exp(-0.5 * (torch.arange(-reach, reach + 1) / torch.from_numpy(sigma).float()[:, None]).square())
@@ -186,9 +192,12 @@ def _blurred(pixels: Tensor, sigma: Floats) -> Tensor:
 
 
 def _inverse_maps(augment: AugmentConfig, draws: Floats) -> Floats:
-    """Return affine maps (b, 2, 3), one for each image, from the coordinates of an output pixel to those of its input
-    pixel. Coordinates range over [-1, 1] from one edge of the image to the other. augment: the largest size of each
-    change. draws (b, NOISE_DRAWS): random numbers in [0, 1)."""
+    """Return the affine map of each image from output pixels to input pixels, float64 (b, 2, 3).
+
+    A map converts the coordinates of an output pixel to those of its input pixel. Coordinates range over [-1, 1] from
+    one edge of the image to the other. augment: the largest size of each change. draws (b, NOISE_DRAWS): random numbers
+    in [0, 1).
+    """
     angle = np.radians(augment.rotate) * between((-1, 1), draws[:, 0])
     zoom = between(augment.zoom, draws[:, 1])
     stretch = np.sqrt(1 + augment.aspect * between((-1, 1), draws[:, 2]))
@@ -200,10 +209,10 @@ def _inverse_maps(augment: AugmentConfig, draws: Floats) -> Floats:
 
 
 def _warped(pixels: Tensor, inverse: Tensor) -> Tensor:
-    """Rotate, zoom, stretch, shift and flip images, float (b, 3, S, S) in 0..255, by the affine maps `inverse` (b, 2,
-    3).
+    """Rotate, zoom, stretch, shift and flip images, float (b, 3, S, S) in 0..255, by one affine map for each.
 
-    A map gives the input coordinates of each output pixel; the input is sampled bilinearly, and is white outside.
+    inverse (b, 2, 3): the maps, from `_inverse_maps`, which give the input coordinates of each output pixel. The input
+    is sampled bilinearly, and is white outside.
     """
     size = pixels.shape[-1]
     centres = (torch.arange(size, device=pixels.device) * 2 + 1) / size - 1  # centres of pixels, in [-1, 1]

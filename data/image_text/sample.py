@@ -108,8 +108,8 @@ class ShardSample:
         return None if value is None else str(value)
 
     def relevance(self, name: str | None) -> float | None:
-        """Return the weight of a sample as a positive pair, the number in (0, 1] in its json field `name`; None if
-        `name` is None. Raises SampleError when the field has no such number."""
+        """Return the weight of a sample as a positive pair, the number in (0, 1] in its json field `name`. None if
+        `name` is None. Raises SampleError when the field is missing or has no such number."""
         try:
             return None if name is None else relevance_of(self.field(name), f"'{name}'")
         except BadRow as bad:

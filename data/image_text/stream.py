@@ -183,12 +183,12 @@ class Stream:
             yield batch
 
     def state(self, gather: Callable[[StreamProgress], Sequence[StreamProgress]]) -> dict[str, Any]:
-        """Return the progress of a stream in all training processes (which shards were read, and how far) as a dict for
-        JSON, of bounded size, for a checkpoint. Sets `progress.first` to the first draw that no process has used up,
-        and drops the draws below it from `progress.finished`.
+        """Return the progress of a stream in all training processes, as a dict for JSON that a checkpoint can hold.
 
-        gather: takes the progress of this process and returns the progress of each process. If it communicates, all
-        processes must call `state` together.
+        It says which shards were read, and how far; its size is bounded; `begin` takes it. Sets `progress.first` to the
+        first draw that no process has used up, and drops the draws below it from `progress.finished`. gather: takes the
+        progress of this process and returns the progress of each process. If it communicates, all processes must call
+        `state` together.
         """
         parts = gather(self.progress)
         first, finished = self.progress.first, set[int]().union(*(part.finished for part in parts))
@@ -278,11 +278,11 @@ class Reader:
             yield from block
 
     def samples(self) -> Iterator[StreamSample]:
-        """Yield, in order, the samples of all draws (shards to be read) of this reader, except the draws that are used
-        up already. The next batch will report the draws whose shards were read to their end, and damaged shards.
+        """Yield, in order, the samples of all draws (shards to be read) of this reader, without end.
 
-        Raises DataError when as many consecutive shards have no sample as the reader reads in a pass (at least
-        MIN_EMPTY), and for a damaged shard with data.bad_samples=stop.
+        Draws that are used up already are skipped. The next batch will report the draws whose shards were read to their
+        end, and damaged shards. Raises DataError when as many consecutive shards have no sample as the reader reads in
+        a pass (at least MIN_EMPTY), and for a damaged shard with data.bad_samples=stop.
         """
         progress, empty = self._stream.progress, list[BadSample]()
         limit = max(-(-self._stream.draws_per_pass // self._readers), MIN_EMPTY)
@@ -342,8 +342,8 @@ def _read_samples(shard: str, scan: Scan) -> Iterator[ShardSample]:
 
 
 def _lost_part(shard: str, problems: Problems) -> BadSample:
-    """Return an entry for `Batch.bad` that reports a shard without samples, or a part of a shard that could not be
-    read. problems: the problems of the shard, at least one, from which the reason of the entry is made."""
+    """Return an entry for `Batch.bad` about a shard without samples, or a part of a shard that could not be read.
+    problems: the problems of the shard, at least one, from which the reason of the entry is made."""
     reasons = [str(problem) for problem in problems.first[:SHOWN]]
     if problems.count > SHOWN:
         reasons.append(f"{problems.count - SHOWN} more such places")

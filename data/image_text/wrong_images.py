@@ -63,8 +63,8 @@ class MinedImages(Mined):
         return key_of_name(value) is not None
 
     def images(self, text: str) -> list[WrongImage]:
-        """Return the mined images of the caption `text`, best ranked first; empty if the file has no line for this
-        caption."""
+        """Return the mined images of the caption `text`, best ranked first. Each is decoded only by its method
+        `decoded`. The list is empty if the file has no line for this caption."""
         keys = (key_of_name(name) or 0 for name in self.negatives(content_key(text.encode())))
         return [WrongImage(key, partial(self._decoded, key)) for key in keys]
 
@@ -106,9 +106,13 @@ class WrongImages:
         return tuple(((size(image.decoded(), draws=crop), crop), image.key) for image, crop in each)
 
     def any_for(self, own: ShardSample, texts: Iterable[str], x_key: int) -> bool:
-        """Whether one of the captions `texts` of the sample `own` has hard negative images, or a line in the file of
-        mined images (even an empty one). The first image that is found is decoded: SampleError is raised if this fails,
-        and DataError for a mined image that is in no sample of data.train."""
+        """Whether one of the captions `texts` of the sample `own` has hard negative images, or a line in the mined
+        file.
+
+        The line may be empty. The first image that is found is decoded: SampleError is raised if this fails, and
+        DataError for a mined image that is in no sample of data.train. x_key: content key of the sample's own image,
+        which does not count.
+        """
         for text in texts:
             for image in self._chosen(own, text, x_key, np.zeros(1)):
                 image.decoded()
@@ -128,8 +132,10 @@ class WrongImages:
         return ExtraX(more, row, keys, more_noise)
 
     def _chosen(self, own: ShardSample, text: str, x_key: int, draws: np.ndarray) -> Iterable[WrongImage]:
-        """Draw hard negative images of the caption `text`, at most one for each number in `draws`, from the first list
-        in data.negatives.lists that has any. Arguments as of `drawn`."""
+        """Draw hard negative images of the caption `text`, at most one for each number in `draws`; do not decode them.
+
+        All are from the first list in data.negatives.lists that has any. Arguments as of `drawn`.
+        """
         if not len(draws):
             return ()
         names, most = self.config.negatives.picture_fields, self.config.max_image_pixels
@@ -146,8 +152,11 @@ class WrongImages:
 
 
 def _samples_by_key(shards: Shards, config: DataConfig) -> Int64s:
-    """Read all samples and return the content keys of their n different images, ascending, and the id of the first
-    sample with each image: int64 (2, n)."""
+    """Read all samples and return the id of the first sample with each image, by content key, as int64 (2, n).
+
+    Row 0 has the content keys of the n different images, ascending; row 1 the ids. Samples without an image, and those
+    whose bytes are damaged, are left out.
+    """
     found: dict[int, int] = {}
     for i in tracked(range(len(shards)), "Content keys of images", len(shards)):
         try:

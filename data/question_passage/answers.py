@@ -123,8 +123,8 @@ def _decomposed(text: str) -> str:
 
 
 def _joined(tokens: list[str]) -> str:
-    """Join tokens to one string with a separator around each token, so that a substring test of two joined strings
-    finds sequences of whole tokens."""
+    """Join tokens to one string with a separator around each token. A joined sequence of tokens is then a substring of
+    another only if the other has all of its tokens, whole, adjacent and in order."""
     return f"{_BETWEEN}{_BETWEEN.join(tokens)}{_BETWEEN}"
 
 

@@ -87,7 +87,7 @@ class Corpus:
 
     @property
     def lengths(self) -> Int64s:
-        """The number of bytes of title and text of each of the n passages, int64 (n,), memory-mapped, by which passages
+        """The number of bytes of title and text of each of the n passages, int64 (n,), memory-mapped. By it passages
         can be sorted by length without being read."""
         return self._mapped.array[LENGTH]
 
@@ -182,10 +182,10 @@ def unique_order(hashes: Int64s, repeated: Callable[[int, int], str]) -> Int64s:
 
 
 def find_hashes(hashes: Int64s, order: Int64s, wanted: Int64s) -> Int64s:
-    """Find each of the k columns of `wanted` (2, k) among the columns of `hashes` (2, n), both int64 hashes of ids made
-    by `hash_ids`. Return their positions in `hashes`, int64 (k,); −1 for a column that is missing there.
+    """Find k ids among n ids by their hashes: return the position of each, int64 (k,); −1 for an id that is missing.
 
-    order: the result of `unique_order` for `hashes`.
+    hashes, int64 (2, n), and wanted, int64 (2, k): the hashes of the ids, made by `hash_ids`. order: the result of
+    `unique_order` for `hashes`.
     """
     found = np.full(wanted.shape[1], -1, np.int64)
     rank = np.searchsorted(hashes[HASH], wanted[HASH], sorter=order)

@@ -13,8 +13,8 @@ NAMED = 20  # fields that a message lists
 
 
 def named(fields: Iterable[str]) -> str:
-    """Join the first NAMED field names as text for a message, with … for further ones; names with control characters
-    are escaped. Returns "none" if there is no name."""
+    """Join the first NAMED field names as text for a message, with … for further ones; "none" if there is no name.
+    Names with control characters are escaped, and long ones cut."""
     names = [short_name(name) for name in islice(fields, NAMED + 1)]
     return ", ".join([*names[:NAMED], *(["…"] if len(names) > NAMED else [])]) or "none"
 

@@ -200,7 +200,7 @@ def _not_blank(text: str, name: str) -> str:
 
 
 def group_of(fields: Fields) -> str | None:
-    """Return the group of a row's question, which is the text in the field metadata.topic; None if there is no such
+    """Return the group of a row's question, which is the text in the field metadata.topic. None if there is no such
     text. Raises BadRow when the text is no valid Unicode."""
     metadata = fields.get("metadata")
     topic = metadata.get("topic") if isinstance(metadata, Mapping) else None

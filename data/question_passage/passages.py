@@ -1,5 +1,5 @@
-"""The classes Passage and Question, to which rows of all file formats are converted, and their conversion to texts for
-a tokenizer."""
+"""The classes Passage and Question, to which rows of all file formats are converted, and their texts for a
+tokenizer."""
 
 from dataclasses import dataclass
 

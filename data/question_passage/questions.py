@@ -311,14 +311,14 @@ def _names(corpus: Corpus) -> str:
 
 
 class BeirQuestions:
-    """The questions of a BEIR or MS MARCO folder that have a grade above 0 in the judgements of a split, in the order
-    of the file of questions. Can be pickled.
+    """The questions of a BEIR or MS MARCO folder that have a relevant passage, in the order of the file of questions.
 
-    corpus: used in place of the folder's own passages; None: these are used. key: the configuration key of the folder,
-    for messages. graded: whether rows have the relevance of their positives, which is the grade divided by the largest
-    grade of the file. columns: as in `RowQuestions`. left_out: a message about judgements of unknown ids; "" if there
-    are none. The constructor raises ConfigError for a split that the folder lacks; DataError for a damaged file, and
-    when more judgements name unknown ids than known ones.
+    A passage is relevant if the judgements of the split give it a grade above 0. Can be pickled. corpus: used in place
+    of the folder's own passages; None: these are used. key: the configuration key of the folder, for messages. graded:
+    whether rows have the relevance of their positives, which is the grade divided by the largest grade of the file.
+    columns: as in `RowQuestions`. left_out: a message about judgements of unknown ids; "" if there are none. The
+    constructor reads all files if the cache has no index of them. It raises ConfigError for a split that the folder
+    lacks; DataError for a damaged file, and when more judgements name unknown ids than known ones.
     """
 
     def __init__(self, folder: str, split: str, corpus: Corpus | None, key: str, graded: bool = False) -> None:

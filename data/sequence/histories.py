@@ -90,8 +90,11 @@ class NextItems(Histories):
         return self.log.item_e[self.event_n]
 
     def seen(self) -> tuple[Int64s, Int64s]:
-        """Return all p pairs of an event to predict (its index in 0 … n − 1) and an item number of its history, except
-        the event's own item, as two int64 arrays (p,)."""
+        """Return all p pairs of an event to predict and an item of its history, as two int64 arrays (p,).
+
+        They are the index of the event, 0 … n − 1, and the item number. A pair comes once, even if the item is in the
+        history several times. The event's own item is left out.
+        """
         found = [np.setdiff1d(self.before(i), self.target_n[i : i + 1]) for i in range(len(self.event_n))]
         return np.repeat(np.arange(len(found)), [len(each) for each in found]), np.concatenate(found)
 

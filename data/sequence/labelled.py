@@ -83,8 +83,11 @@ def _classes_of_users(log: Log, paths: Sequence[str], user: str, label: str) -> 
 
 
 def _classes_of_frames(frames: Frames, label: str) -> tuple[Int64s, list[str]]:
-    """Return, for each of the n frames that have a class, the number of the next frame, int64 (n,), and a list of the n
-    classes. If a file has one class only, it is that of its last frame. Raises DataError for a file without a class."""
+    """Return the n frames that have a class, and the list of their classes.
+
+    A frame is given as the number of the frame after it, int64 (n,). If a file has one class only, it is that of its
+    last frame. Raises DataError for a file without a class, and for a list of another length than the file.
+    """
     stops, classes = [], []
     for path, start, stop in zip(frames.paths, frames.starts[:-1].tolist(), frames.starts[1:].tolist(), strict=True):
         value = _field(_beside(path), label)

@@ -51,8 +51,11 @@ def tables_of(path: str, columns: Sequence[str]) -> list[Table]:
 
 
 def _files_of(folder: str) -> list[str]:
-    """Return the paths of the tables in a folder; [folder] if it is a folder of images; [] if it has shards or files of
-    rows that are read by offset. Raises ConfigError for a folder with several splits."""
+    """Return the paths of the tables in a folder; the list [folder] if it is a folder of images.
+
+    The list is empty if the folder has shards, files of rows that are read by offset, or neither tables nor images.
+    Raises ConfigError for a folder with several splits.
+    """
     names = sorted(os.listdir(folder))
     if any(name.endswith(".tar") or name in JUDGED for name in names):
         return []
@@ -91,8 +94,8 @@ def _one_split(source: str, files: list[str]) -> list[str]:
 
 
 def _split(file: str) -> str | None:
-    """Return a glob of the files of the split that a file belongs to, by its name or else by the name of its folder;
-    None if these name no split."""
+    """Return a glob of the files of the split that a file belongs to; None if its name and its folder's name no split.
+    The name of the file comes first."""
     folder, name = os.path.split(file)
     stem, suffix = os.path.splitext(name)
     if shard := SPLIT.fullmatch(name):
@@ -149,8 +152,8 @@ def _walk(folder: str | Path) -> Iterator[Path]:
 
 
 def _files(folder: Path) -> list[Path]:
-    """Return the images, .txt files and links to folders in a folder and all folders below, sorted, without hidden
-    ones. A link to a missing image is one of them, so that the image is not left out silently."""
+    """Return the sorted images, .txt files and links to folders in a folder and all folders below, without hidden ones.
+    A link to a missing image is one of them, so that the image is not left out silently."""
     seen = (path for path in _walk(folder) if not path.name.startswith("."))
     return sorted(path for path in seen if _suffix(path.name) in (*IMAGES, "txt") or path.is_dir())
 

@@ -136,9 +136,11 @@ class ImageTable:
         return checked_size(IMAGES[0], data), self.image
 
     def path(self, fields: Fields) -> str | None:
-        """Return the path of the image of a row; None when the row holds the image itself or nothing, and for a table
-        from a URL, whose paths could name any file of this machine. If no file has the name, Unicode's composed (NFC)
-        and decomposed (NFD) forms of the name are tried too."""
+        """Return the path of the image of a row; None when the row holds the image itself or nothing.
+
+        None also for a table from a URL, whose paths could name any file of this machine. If no file has the name,
+        Unicode's composed (NFC) and decomposed (NFD) forms of the name are tried too; the file may be missing.
+        """
         value = fields.get(self.image)
         if isinstance(value, Mapping):
             value = None if value.get("bytes") else value.get("path")

@@ -165,8 +165,8 @@ def _line(options: TableOptions, check_row: CheckRow, fields: Row) -> bytes:
 
 
 def _refuse_large(size: int, table: Table, options: TableOptions) -> None:
-    """Raise ConfigError, with the command that packs the table, when `size`, of the table or its shard in bytes, is
-    more than LARGEST."""
+    """Raise ConfigError, with the command that packs the table, when `size` is more than LARGEST. size: bytes of the
+    table or of its shard."""
     if size > LARGEST:
         raise ConfigError(
             f"{table.path}: more than {LARGEST >> 30} GiB, which are not converted at a start. Pack it once, and train "

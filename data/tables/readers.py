@@ -265,8 +265,11 @@ def _unfolded(batch: Any) -> Iterator[Fields]:
 
 
 def _class_labels(schema: Any) -> dict[str, list[str]]:
-    """Return, for each column of class labels, the names of the classes, which `datasets` writes into the metadata of a
-    schema."""
+    """Return {name of a column: names of its classes} for the columns of class labels in an Arrow schema.
+
+    The library `datasets` writes them into the metadata of the schema. The dict is empty if there are none, or the
+    metadata cannot be read.
+    """
     try:
         features = parse_json((schema.metadata or {}).get(b"huggingface", b"{}")).get("info", {}).get("features", {})
         labels = {name: one["names"] for name, one in features.items() if one.get("_type") == "ClassLabel"}
