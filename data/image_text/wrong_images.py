@@ -106,8 +106,7 @@ class WrongImages:
         return tuple(((size(image.decoded(), draws=crop), crop), image.key) for image, crop in each)
 
     def any_for(self, own: ShardSample, texts: Iterable[str], x_key: int) -> bool:
-        """Whether one of the captions `texts` of the sample `own` has hard negative images, or a line in the mined
-        file.
+        """Whether one of the captions `texts` of the sample `own` has hard negative images or a line in the mined file.
 
         The line may be empty. The first image that is found is decoded: SampleError is raised if this fails, and
         DataError for a mined image that is in no sample of data.train. x_key: content key of the sample's own image,

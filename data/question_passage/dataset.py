@@ -30,8 +30,8 @@ from dyad.data.shards.content_keys import Int64s
 
 
 class TokenizeTexts(Protocol):
-    """A tokenizer of texts, or of pairs of texts. A call takes n texts and returns int64 (n, L), padded at the right
-    with PADDING.
+    """A tokenizer of texts, or of pairs of texts. A call takes n texts and returns int64 (n, L) on the CPU, padded at
+    the right with PADDING (−1, data/batch.py).
 
     length: the largest number of tokens of a text; longer texts are cut. L: the number of tokens of the longest text,
     which may be rounded up. pairs: the second text of each pair; None: texts are single.

@@ -44,7 +44,7 @@ class AnswerLists:
     """N answers to n prompts, as inputs of a tower that scores answers.
 
     row_N (N,) int64: index of the prompt of each answer, ascending. right_N (N,) bool: whether the answer is right.
-    tokenize: as of PromptAnswers.
+    tokenize: as of PromptAnswers. config: gives the prefixes and lengths, data.question.* and data.passage.*.
     """
 
     prompts: Sequence[Question]
