@@ -50,7 +50,7 @@ def run(arguments: Sequence[str], options: ContinuationsOptions) -> None:
     Raises ConfigError if options.out is missing or not empty; DataError if an id does not match options.group_of, if a
     part has too few different answers for options.wrong, or if examples are wanted and train has only one group.
     """
-    out, (path, *_) = outputs.checked_out(options.out), arguments
+    out, (path, *_) = outputs.checked_new_folder(options.out), arguments
     parts: dict[str, list[Row]] = {part: [] for part in PARTS}
     for row in _halves(path, options.group_of):
         parts[part_by_hash(row.group, options.val, options.test)].append(row)

@@ -14,7 +14,7 @@ import numpy as np
 
 from dyad.data.base.errors import ConfigError, DataError, SampleError
 from dyad.data.base.progress import tracked
-from dyad.data.cli.inputs import InputKind, kind_of, refuse_unknown, shards_of
+from dyad.data.cli.inputs import InputKind, kind_of, require_images, shards_of
 from dyad.data.cli.options import Side, WeightsOptions, question_config
 from dyad.data.config import DataConfig
 from dyad.data.loading.order import weights_of_rows
@@ -138,7 +138,7 @@ class ImageItems:
         from dyad.data.image_text.dataset import caption_draws  # loads torch
         from dyad.data.image_text.sample import ShardSample
 
-        refuse_unknown(arguments, options, "SOURCE")
+        require_images(arguments, options, "SOURCE")
         self._shards = open_shards(shards_of(arguments, options, "SOURCE"))
         self._config, self._side = data_config(options), options.side
         self._read: Callable[[int], Any] = lambda i: ShardSample.read(self._shards, i)

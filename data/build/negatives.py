@@ -26,7 +26,7 @@ from dyad.data.build.questions import open_built_of
 from dyad.data.build.summary import Summary, example
 from dyad.data.build.unfinished import lines_done, unfinished
 from dyad.data.cli.options import NegativesOptions, PassagesOfRows, Target
-from dyad.data.cli.outputs import new_file, question_command
+from dyad.data.cli.outputs import checked_new_file, question_command
 from dyad.data.cli.writers import JSON_ROWS, RELEVANCE, ROWS
 from dyad.data.config import PassageConfig
 from dyad.data.question_passage.answers import prepared
@@ -52,7 +52,7 @@ def run(arguments: Sequence[str], options: NegativesOptions) -> None:
     DataError for damaged data and if no question has a positive."""
     if options.passages is PassagesOfRows.ids and not (options.out or "").endswith(".jsonl"):
         raise ConfigError(f"passages=ids with out={options.out}: such rows are lines of a .jsonl file")
-    (source,), out = arguments, new_file(options.out, [*JSON_ROWS])
+    (source,), out = arguments, checked_new_file(options.out, [*JSON_ROWS])
     with unfinished(out) as work:
         builder = Builder(source, options, Path(options.index or work))
         done, lines = lines_done(work / "rows", builder.identity), work / "rows"

@@ -55,7 +55,7 @@ def run(arguments: Sequence[str], options: SequencesOptions) -> None:
 
     Raises ConfigError for options that cannot work, DataError if no user has options.least events.
     """
-    out = outputs.checked_out(options.out)
+    out = outputs.checked_new_folder(options.out)
     log = _log(arguments[0], options)
     counts_u = np.diff(log.starts)
     if not (kept_u := counts_u >= options.least).any():

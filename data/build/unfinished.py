@@ -5,7 +5,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from dyad.data.base.errors import ConfigError
-from dyad.data.base.files import alive, is_held, remove
+from dyad.data.base.files import hold_lock, is_held, remove
 
 
 @contextmanager
@@ -21,7 +21,7 @@ def unfinished(out: Path) -> Iterator[Path]:
         folder.mkdir(exist_ok=True)
         if is_held(folder):
             raise ConfigError(f"out={out}: another process is building it")
-        with alive(folder):
+        with hold_lock(folder):
             try:
                 yield folder
                 remove(folder)

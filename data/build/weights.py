@@ -15,7 +15,7 @@ from dyad.data.base.errors import ConfigError, DataError
 from dyad.data.base.progress import print_line
 from dyad.data.build.items import ItemCounts, ItemRows, count_items, open_items
 from dyad.data.cli.options import ImageTask, WeightsOptions
-from dyad.data.cli.outputs import command, new_file
+from dyad.data.cli.outputs import checked_new_file, command
 from dyad.data.log_weights import LOG_Q, ZETA, LogWeights, write_log_weights
 from dyad.data.shards.manifest import summary
 
@@ -26,7 +26,7 @@ MOST, LEAST, LETTERS = 10, 3, 70  # numbers of most and least frequent items sho
 def run(arguments: Sequence[str], options: WeightsOptions) -> None:
     """Write log q of each item on one side of the data that the arguments name (with options.temperature ζ = −τ log q),
     and print a summary. Raises ConfigError for options that cannot work, DataError for damaged data."""
-    out = new_file(options.out, [SUFFIX])
+    out = checked_new_file(options.out, [SUFFIX])
     if options.task is not ImageTask.image_text:
         raise ConfigError(f"task={options.task}: items are counted of images with captions, or of questions")
     rows = open_items(arguments, options)

@@ -167,7 +167,7 @@ def check_shards(values: Sequence[str], options: CheckOptions) -> int:
     samples of this shard are not read. Captions are read as `as_trained` says. Raises DataError at the end when
     anything is damaged, or when there is no sample.
     """
-    inputs.refuse_unknown(values, options, "SOURCE")
+    inputs.require_images(values, options, "SOURCE")
     indexes = index_sources(inputs.shards_of(values, options, "SOURCE"), options.workers)
     sound = [index for index in indexes if not index.problems]
     options = as_trained(Shards([ShardSource(tuple(index.path for index in sound))], sound), options)

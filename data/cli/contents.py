@@ -7,7 +7,7 @@ from typing import Any
 
 from dyad.data.base.errors import BadRow, ConfigError, DataError, SampleError
 from dyad.data.cli import outputs
-from dyad.data.cli.inputs import InputKind, is_beir, kind_of, open_input, refuse_unknown, shards_of, usual_negatives
+from dyad.data.cli.inputs import InputKind, is_beir, kind_of, open_input, require_images, shards_of, usual_negatives
 from dyad.data.cli.options import CheckOptions, ImageTask, ReadOptions
 from dyad.data.shards.content_keys import content_key
 from dyad.data.shards.shards import Shards, open_shards
@@ -43,7 +43,7 @@ def contents(values: Sequence[str], options: ReadOptions, argument: str) -> Iter
         return
     from dyad.data.image_text.sample import ShardSample  # imports torch
 
-    refuse_unknown(values, options, argument)
+    require_images(values, options, argument)
     shards = open_shards(shards_of(values, options, argument))
     for i in range(len(shards)):
         sample = ShardSample.read(shards, i)

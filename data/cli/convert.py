@@ -11,7 +11,7 @@ import numpy as np
 from dyad.data.base.errors import BadRow, ConfigError
 from dyad.data.cli.inputs import InputQuestions, UnreadFields, open_input, open_passages
 from dyad.data.cli.options import PackOptions, Target
-from dyad.data.cli.outputs import Tally, checked_out, file_names, index_new, new_folder, question_command
+from dyad.data.cli.outputs import Tally, checked_new_folder, file_names, index_new, new_folder, question_command
 from dyad.data.cli.split import split_packed
 from dyad.data.cli.writers import CORPORA, RELEVANCE, TEACHER, corpus_writer, row_writer, written_ids
 from dyad.data.question_passage.corpus import CorpusPassages
@@ -69,7 +69,7 @@ def convert(source: str, options: PackOptions) -> None:
     on_error=stop a bad row raises DataError, naming file and line, and the folder is not made. With on_error=skip bad
     rows are left out, but the new corpus may still hold their passages; DataError is raised if no row remains.
     """
-    out = checked_out(options.out)
+    out = checked_new_folder(options.out)
     questions = open_input(source, options, "INPUT")
     report = ConversionReport(options.to, Tally(options.on_error), questions.unread)
     with new_folder(out) as folder:
@@ -146,7 +146,7 @@ def convert_passages(source: str, options: PackOptions) -> None:
     work. With on_error=stop a bad row raises DataError, and the folder is not made. With on_error=skip bad rows are
     left out; DataError is raised if no row remains.
     """
-    out, target, unread = checked_out(options.out), options.to, UnreadFields()
+    out, target, unread = checked_new_folder(options.out), options.to, UnreadFields()
     if target not in CORPORA:
         raise ConfigError(f"INPUT {source} has passages only: to= must be one of {', '.join(t.name for t in CORPORA)}.")
     report = ConversionReport(target, Tally(options.on_error), unread)

@@ -180,7 +180,7 @@ def first_row(table: Table) -> Fields:
     return next(iter(table.head()), dict.fromkeys(table.columns))
 
 
-def refuse_unknown(sources: Sequence[str], options: TableKeys, key: str) -> None:
+def require_images(sources: Sequence[str], options: TableKeys, key: str) -> None:
     """Raise ConfigError if the first file of the first source is a table, or a .jsonl file, whose rows have no known
     format. The message lists the columns, or the fields of the first row. key: the name of the argument, for messages.
 

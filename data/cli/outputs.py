@@ -53,7 +53,7 @@ def new_folder(out: Path) -> Iterator[Path]:
         raise ConfigError(f"out={out} cannot be written: {error.strerror or error}") from error
 
 
-def checked_out(folder: str | None) -> Path:
+def checked_new_folder(folder: str | None) -> Path:
     """Return the path of the folder that a verb will write, the option `out`. Raises ConfigError if it is missing, or
     exists and is not an empty folder."""
     if not folder:
@@ -64,7 +64,7 @@ def checked_out(folder: str | None) -> Path:
     return out
 
 
-def new_file(out: str | None, suffixes: Sequence[str]) -> Path:
+def checked_new_file(out: str | None, suffixes: Sequence[str]) -> Path:
     """Return the path of the file that a verb will write, the option `out`. Raises ConfigError if it is missing,
     exists, or has a suffix that is not in `suffixes`."""
     if not out or Path(out).suffix not in suffixes:

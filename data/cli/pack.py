@@ -14,7 +14,7 @@ from dyad.data.base.progress import print_line
 from dyad.data.cli import outputs
 from dyad.data.cli.contents import caption_name
 from dyad.data.cli.convert import convert, convert_passages
-from dyad.data.cli.inputs import InputKind, first_row, kind_of, refuse_unknown, tables_and_tars
+from dyad.data.cli.inputs import InputKind, first_row, kind_of, require_images, tables_and_tars
 from dyad.data.cli.options import ImageTask, PackOptions, ReadOptions, Target, table_keys
 from dyad.data.cli.outputs import Tally
 from dyad.data.cli.split import split_packed
@@ -48,9 +48,9 @@ def pack_pairs(source: str, options: PackOptions) -> None:
     naming the row, and the folder is not made. With on_error=skip such rows are left out and counted; DataError is
     raised if no row remains.
     """
-    out = outputs.checked_out(options.out)
+    out = outputs.checked_new_folder(options.out)
     if options.to is not Target.shards:
-        refuse_unknown([source], options, "INPUT")
+        require_images([source], options, "INPUT")
         raise ConfigError(f"to={options.to.name}: images and captions become shards; only questions are converted.")
     tally = Tally(options.on_error)
     with outputs.new_folder(out) as folder:

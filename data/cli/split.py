@@ -41,7 +41,7 @@ Parts = tuple[dict[str, Path], int]  # paths of data.train and data.val, and the
 def run(arguments: Sequence[str], options: SplitOptions) -> None:
     """Split the source that the arguments (paths or URLs) name into options.out/train and options.out/val, and print
     how to train on them. Raises ConfigError for options that cannot work, DataError for damaged data."""
-    out = outputs.checked_out(options.out)
+    out = outputs.checked_new_folder(options.out)
     with outputs.new_folder(out) as folder:
         paths, samples = split(arguments, folder, options)
     how = train_command(arguments, options, {key: out / path for key, path in paths.items()}, samples)

@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dyad.data.batch import PADDING, Batch, mapped
+from dyad.data.batch import PADDING, Batch, map_tensors
 from dyad.data.loading.workers import prefetched
 
 ITEM = 256  # the most samples of a part
@@ -59,7 +59,7 @@ def _packed(make: MakePart[B], bounds: Sequence[int], noise_later: bool, number:
     step, place = divmod(number, len(bounds) - 1)
     part = make(step, number, slice(bounds[place], bounds[place + 1]))
     part = part if noise_later else part.with_noise()
-    packed = mapped(part, Tensor.numpy)
+    packed = map_tensors(part, Tensor.numpy)
     for side in SIDES if part.x_places is None else ():  # parts of sequences differ in their number of rows
         if getattr(part, side).dim() > 2:
             setattr(packed, side, getattr(part, side))
@@ -119,7 +119,7 @@ def _joined(records: Sequence[Any], firsts: Sequence[int]) -> Any:
             whole[name] = sum(values)
         elif isinstance(values[0], np.ndarray):
             moved = [value + first for value, first in placed] if name == "row" else values
-            whole[name] = stacked([torch.from_numpy(value) for value in moved])
+            whole[name] = concatenated([torch.from_numpy(value) for value in moved])
         elif is_dataclass(values[0]):
             whole[name] = _joined(values, firsts)
         elif isinstance(values[0], tuple):
@@ -131,7 +131,7 @@ def _joined(records: Sequence[Any], firsts: Sequence[int]) -> Any:
     return replace(records[0], **whole)
 
 
-def stacked(tensors: Sequence[Tensor]) -> Tensor:
+def concatenated(tensors: Sequence[Tensor]) -> Tensor:
     """Concatenate tensors along their first dimension. Rows of tokens, (n, L) each, are first padded at the right with
     PADDING to the largest L."""
     if tensors[0].dim() > 1:

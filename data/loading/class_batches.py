@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from dyad.data.base.errors import ConfigError, SampleError, nearest
-from dyad.data.batch import Batch, lengths_by
+from dyad.data.batch import Batch, text_lengths
 from dyad.data.config import DataConfig
 from dyad.data.loading.loader import BatchSource, Positions
 from dyad.data.loading.order import Ids, Order, local_rows
@@ -73,7 +73,7 @@ class Labelled:
         if self.classes is not None:
             own = local_rows(len(self.classes), rank, world_size)
             y, keys = self._inputs[own], torch.arange(own.start, own.stop)
-            return replace(batch, y=y, y_keys=keys, y_lengths=lengths_by(self.tokenize, y), positives=batch.y)
+            return replace(batch, y=y, y_keys=keys, y_lengths=text_lengths(self.tokenize, y), positives=batch.y)
         own, other, lengths = batch.y == 0, batch.y != 0, batch.x_lengths
         of_sides = {"x": batch.x[own], "y": batch.x[other], "x_keys": batch.x_keys[own], "y_keys": batch.x_keys[other]}
         if lengths is not None:

@@ -16,8 +16,8 @@ import numpy as np
 import torch
 
 from dyad.data.base.errors import DataError
-from dyad.data.batch import Batch, Extra, lengths_by
-from dyad.data.loading.batch_parts import stacked
+from dyad.data.batch import Batch, Extra, text_lengths
+from dyad.data.loading.batch_parts import concatenated
 from dyad.data.loading.catalogue import Catalogue
 from dyad.data.log_weights import read_log_weights
 from dyad.data.shards.content_keys import Int64s, key_name
@@ -116,7 +116,7 @@ class DrawnItems:
         entries_k = self.entries(step)[bounds[0] : bounds[-1]]
         texts = [self.catalogue.text(entry) for entry in entries_k.tolist()]
         y_kL = self.catalogue.tokens(texts) if texts else batch.y[:0]
-        y, extra_y = stacked([batch.y, y_kL]).split([len(batch.y), len(y_kL)])  # padded to one width
+        y, extra_y = concatenated([batch.y, y_kL]).split([len(batch.y), len(y_kL)])  # padded to one width
         item_k = np.searchsorted(self.catalogue.starts, entries_k, side="right") - 1
         item_m = self.catalogue.positions(batch.y_keys.numpy())
         log_q_m = np.where(item_m < 0, -np.inf, self.log_q_N[item_m])
@@ -130,7 +130,7 @@ class DrawnItems:
             row=torch.from_numpy(np.repeat(firsts, np.diff(bounds))),
             keys=torch.from_numpy(self.catalogue.keys[item_k]),
             positive=torch.zeros(len(item_k), dtype=torch.bool),
-            lengths=lengths_by(self.catalogue.tokenize, y_kL),
+            lengths=text_lengths(self.catalogue.tokenize, y_kL),
             log_q=torch.from_numpy(self.log_q_N[item_k].astype(np.float32)),
         )
         return replace(batch, y=y, extra=extra, y_log_q=torch.from_numpy(log_q_m.astype(np.float32)))

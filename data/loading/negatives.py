@@ -13,13 +13,13 @@ from dyad.data.shards.sources import parse_sources
 LOOKED_AT = 100  # the most samples that are checked for hard negatives
 
 
-def distinct(keys: Sequence[int], excluded: set[int]) -> list[int]:
+def first_indices(keys: Sequence[int], excluded: set[int]) -> list[int]:
     """Return the indices, ascending, at which a key occurs in `keys` for the first time, except keys in `excluded`."""
     first = {key: i for i, key in reversed(list(enumerate(keys))) if key not in excluded}
     return sorted(first.values())
 
 
-def sample(pool: Sequence[int], draws: Sequence[float] | np.ndarray) -> list[int]:
+def draw_entries(pool: Sequence[int], draws: Sequence[float] | np.ndarray) -> list[int]:
     """Draw entries of `pool` without replacement (Fisher-Yates shuffle), one for each random number in `draws`. The
     numbers are in [0, 1). If `pool` has fewer entries than `draws`, all entries are drawn."""
     left = list(pool)
@@ -29,7 +29,7 @@ def sample(pool: Sequence[int], draws: Sequence[float] | np.ndarray) -> list[int
     return left[: len(draws)]
 
 
-def looked_at(count: int) -> list[int]:
+def evenly_spaced_ids(count: int) -> list[int]:
     """Return the ids of at most LOOKED_AT samples, evenly spaced among `count` samples, which are checked for hard
     negatives."""
     return np.unique(np.linspace(0, count - 1, min(LOOKED_AT, count)).astype(np.int64)).tolist()
