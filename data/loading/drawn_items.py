@@ -27,23 +27,24 @@ REMEDY = "Make the file of the data that is trained on: python -m data weights"
 
 
 def _uniform(catalogue: Catalogue, file: str | None) -> Float64s:
-    """Return log q of the N items (N,) for the uniform density: −log N for each."""
+    """Return log q of the N items (N,) for the uniform density: −log N for each. file: not used."""
     return np.full(len(catalogue), -np.log(len(catalogue)))
 
 
 def _unigram(catalogue: Catalogue, file: str | None) -> Float64s:
-    """Return log q of the N items (N,), where q is proportional to the expected number of times that an epoch draws an
-    item as a positive; −inf where this number is 0."""
+    """Return log q of the N items (N,) for the density of positives; −inf for an item that is never one.
+
+    q is proportional to the expected number of times that an epoch draws an item as a positive. file: not used.
+    """
     with np.errstate(divide="ignore"):
         return np.log(catalogue.draws_N / catalogue.draws_N.sum())
 
 
 def _of_file(catalogue: Catalogue, file: str | None) -> Float64s:
-    """Return log q of the N items (N,) from a file that `read_log_weights` reads, normalised; −inf for items that the
-    file lacks.
+    """Return log q of the N items (N,) from a file that `read_log_weights` reads, normalised.
 
-    Raises DataError for an item of the file that the catalogue lacks, and for a positive that the file lacks, because
-    NCE needs q > 0 for every positive.
+    It is −inf for items that the file lacks. Raises DataError for an item of the file that the catalogue lacks, and for
+    a positive that the file lacks, because NCE needs q > 0 for every positive; other errors as of `read_log_weights`.
     """
     weights = read_log_weights(str(file))
     place_n, log_q_N = catalogue.positions(weights.keys_n), np.full(len(catalogue), -np.inf)
@@ -70,9 +71,9 @@ DENSITIES: dict[str, Callable[[Catalogue, str | None], Float64s]] = {
 
 
 class DrawnItems:
-    """Draws noise items from a density, and adds them to batches. Forked processes share its arrays.
+    """Draws k noise items for each global batch from a density, and adds this rank's share of them to batches.
 
-    support: the number of items that can be drawn (q > 0).
+    support: the number of items that can be drawn (q > 0). Forked processes share its arrays.
     """
 
     def __init__(self, catalogue: Catalogue, log_q_N: Float64s, count: int, pairs: int, seed: int) -> None:
@@ -97,7 +98,10 @@ class DrawnItems:
         )
 
     def entries(self, step: int) -> Int64s:
-        """Return the indices of the catalogue entries that are drawn for the global batch of a step, int64 (k,)."""
+        """Return the indices (among E) of the catalogue entries drawn for the global batch of a step, int64 (k,).
+
+        They depend only on the seed and the step, and an entry may come twice.
+        """
         digest = hashlib.blake2b(f"{self.seed}/{step}/drawn items".encode(), digest_size=16).digest()
         draws_k = np.random.Generator(np.random.Philox(key=np.frombuffer(digest, "<u8"))).random(self.count)
         total = self._cumulative_E[-1]
@@ -105,11 +109,12 @@ class DrawnItems:
         return np.searchsorted(self._cumulative_E, below, side="right")
 
     def added(self, batch: Batch, step: int, rows: slice) -> Batch:
-        """Return `batch` with its share of the noise items of the step as Batch.extra, and log q of its own y items as
-        Batch.y_log_q. Batch.y and Batch.extra.y are padded to one width.
+        """Return `batch` with its share of the noise items of the step as Batch.extra, and log q of its y items as
+        y_log_q.
 
-        batch: the samples `rows` of the global batch of step `step`, without extra items. Raises DataError for an item
-        of side y that cannot be drawn, because NCE needs q > 0 for every positive.
+        Batch.y and Batch.extra.y are padded to one width. batch: the samples `rows` of the global batch of step `step`,
+        on the CPU and without extra items, which would be lost. Raises DataError for an item of side y that cannot be
+        drawn, because NCE needs q > 0 for every positive, and errors as Catalogue.text does.
         """
         bounds = np.arange(rows.start, rows.stop + 1) * self.count // self.pairs
         firsts = np.arange(len(batch)) if batch.x_places is None else np.flatnonzero(batch.x_places == 0)
