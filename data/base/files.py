@@ -159,8 +159,11 @@ def open_foreign(path: Path | str, largest: int | None = None, folder: Path | No
 
 
 def checked_path(path: Path | str, largest: int | None = None, folder: Path | None = None) -> str:
-    """Check an untrusted file, which another user may have made, and return its path for a library that opens it
-    itself. Arguments and errors as of `foreign_descriptor`."""
+    """Check an untrusted file, which another user may have made, and return its path as text.
+
+    A library that opens files itself then gets the path; between check and opening the file could still be changed.
+    Arguments and errors as of `foreign_descriptor`.
+    """
     os.close(foreign_descriptor(path, largest, folder))
     return str(path)
 

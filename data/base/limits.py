@@ -26,8 +26,10 @@ def whole_number(name: str, value: Any) -> int:
 
 
 def check_limits(config: Any, prefix: str = "") -> None:
-    """Raise ConfigError, with a line for each of the first five faults, if numbers of the dataclass `config` break
-    limits. Arguments and limits as of `broken_limits`."""
+    """Raise ConfigError if numbers of the dataclass `config` break limits, with a line for each of the first five.
+
+    Arguments and limits as of `broken_limits`.
+    """
     raise_broken(broken_limits(config, prefix))
 
 

@@ -48,13 +48,12 @@ class _Context(SpawnContext):
 
 @contextmanager
 def parallel_map(workers: int | None, useful: int) -> Iterator[Callable[..., Iterable[Any]]]:
-    """Context manager that yields a function like `map`, which runs its calls in several processes and keeps their
-    order.
+    """Context manager that yields a function like `map`, which runs its calls in several processes.
 
-    If one process is enough, the function is `map` itself, in this process. Else it takes all items at once, and
-    functions and items must be picklable; the new processes import this process's plugins. An exception of a call is
-    raised where its result is taken. workers: the largest number of processes; None: one per CPU core. useful: the
-    largest number of processes that the work can keep busy.
+    Results come in the order of the items. If one process is enough, the function is `map` itself, in this process.
+    Else it takes all items at once, and functions and items must be picklable; the new processes import this process's
+    plugins. An exception of a call is raised where its result is taken. workers: the largest number of processes; None:
+    one per CPU core. useful: the largest number of processes that the work can keep busy.
     """
     processes = min(workers if workers is not None else available_cores(), useful)
     if processes < 2:

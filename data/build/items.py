@@ -95,8 +95,7 @@ def count_items(rows: ItemRows, with_others: bool) -> ItemCounts:
 
 
 def data_config(options: WeightsOptions) -> DataConfig:
-    """Return the section `data` with which a run reads training data as `python -m data weights` does with
-    `options`."""
+    """Return the section `data` of a run that reads training data as `python -m data weights` does with `options`."""
     own = ("template", "caption_per", "captions", "caption_weights", "text_key", "image_key", "max_image_pixels")
     return replace(question_config(options), **{name: getattr(options, name) for name in own})
 

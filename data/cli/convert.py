@@ -63,13 +63,12 @@ def _counts(counter: Counter[str]) -> str:
 
 
 def convert(source: str, options: PackOptions) -> None:
-    """Convert the questions of an input to the format `options.to`, in the new folder `options.out`, and print a
-    report.
+    """Convert the questions of an input to the format `options.to`, in the new folder `options.out`.
 
-    With options.val the new files are split into train/ and val/. source: paths or URLs, in the syntax of data.train.
-    Raises ConfigError for options that cannot work. With on_error=stop a bad row raises DataError, naming file and
-    line, and the folder is not made. With on_error=skip bad rows are left out, but the new corpus may still hold their
-    passages; DataError is raised if no row remains.
+    Prints a report. With options.val the new files are split into train/ and val/. source: paths or URLs, in the syntax
+    of data.train. Raises ConfigError for options that cannot work. With on_error=stop a bad row raises DataError,
+    naming file and line, and the folder is not made. With on_error=skip bad rows are left out, but the new corpus may
+    still hold their passages; DataError is raised if no row remains.
     """
     out = checked_new_folder(options.out)
     questions = open_input(source, options, "INPUT")

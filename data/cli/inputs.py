@@ -350,12 +350,12 @@ def _count_unread(
 
 
 def _judged(qrels: str, queries: Corpus, corpus: Corpus, unread: UnreadFields, graded: bool) -> Located[QuestionRow]:
-    """Yield the location and the QuestionRow of each question in a BEIR folder that has a relevant passage (grade above
-    0), in the order of queries.jsonl.
+    """Yield the location and the QuestionRow of each question in a BEIR folder that has a relevant passage.
 
-    qrels: path of the judgements. queries, corpus: queries.jsonl and corpus.jsonl. unread: counts of unused fields and
-    grades and of judgements with an unknown id, which this function increases. graded: whether rows get the relevance
-    grade / largest grade, as in training. Raises DataError when most judgements have an unknown id.
+    These have a grade above 0. The order is that of queries.jsonl. qrels: path of the judgements. queries, corpus:
+    queries.jsonl and corpus.jsonl. unread: counts of unused fields and grades and of judgements with an unknown id,
+    which this function increases. graded: whether rows get the relevance grade / largest grade, as in training. Raises
+    DataError when most judgements have an unknown id.
     """
 
     def relevant() -> Iterator[judgements.Judgement]:

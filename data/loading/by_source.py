@@ -41,10 +41,9 @@ class BySource(Order):
         self.steps_per_epoch = self._first_batches[-1]
 
     def source(self, step: int) -> tuple[int, int]:
-        """Return the source of the batch of optimiser step `step`, and the number of this step among those of the
-        source.
+        """Return the index of the source of optimiser step `step`, and which of the source's own steps it is.
 
-        The source is an index, from 0. Steps are counted from 0, over all epochs.
+        Both kinds of steps are counted from 0, over all epochs.
         """
         epoch, batch = divmod(step, self.steps_per_epoch)
         place = int(permuted(np.array([batch]), self.steps_per_epoch, self._keys(epoch, "batches"))[0])

@@ -71,7 +71,7 @@ DENSITIES: dict[str, Callable[[Catalogue, str | None], Float64s]] = {
 
 
 class DrawnItems:
-    """Draws k noise items for each global batch from a density, and adds this rank's share of them to batches.
+    """Draws k noise items for each global batch from a density, and adds to a part of the batch its share of them.
 
     support: the number of items that can be drawn (q > 0). Forked processes share its arrays.
     """
@@ -109,12 +109,12 @@ class DrawnItems:
         return np.searchsorted(self._cumulative_E, below, side="right")
 
     def added(self, batch: Batch, step: int, rows: slice) -> Batch:
-        """Return `batch` with its share of the noise items of the step as Batch.extra, and log q of its y items as
-        y_log_q.
+        """Return `batch` with its share of the noise items of the step as Batch.extra, and with Batch.y_log_q.
 
-        Batch.y and Batch.extra.y are padded to one width. batch: the samples `rows` of the global batch of step `step`,
-        on the CPU and without extra items, which would be lost. Raises DataError for an item of side y that cannot be
-        drawn, because NCE needs q > 0 for every positive, and errors as Catalogue.text does.
+        The latter has log q of the batch's y items. Batch.y and Batch.extra.y are padded to one width. batch: the
+        samples `rows` of the global batch of step `step`, on the CPU and without extra items, which would be lost.
+        Raises DataError for an item of side y that cannot be drawn, because NCE needs q > 0 for every positive, and
+        errors as Catalogue.text does.
         """
         bounds = np.arange(rows.start, rows.stop + 1) * self.count // self.pairs
         firsts = np.arange(len(batch)) if batch.x_places is None else np.flatnonzero(batch.x_places == 0)

@@ -64,10 +64,10 @@ class Order:
         self._window = min(self._used, max(WINDOW, 4 * global_batch_size) if shuffle == "window" else self._used)
 
     def ids(self, step: int) -> Ids:
-        """Return the sample ids of the global batch of optimiser step `step`: (G,) int64, sorted, G =
-        global_batch_size.
+        """Return the sample ids of the global batch of optimiser step `step`: (G,) int64, sorted.
 
-        step: counted from 0 over all epochs. An id occurs twice only if its source has a weight above 1.
+        G is global_batch_size. step: counted from 0 over all epochs. An id occurs twice only if its source has a weight
+        above 1.
         """
         epoch, batch = divmod(step, self.steps_per_epoch)
         position = np.arange(self.global_batch_size, dtype=np.int64) + batch * self.global_batch_size

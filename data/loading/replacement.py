@@ -79,11 +79,10 @@ class Replacements:
 
 
 def check_any(items: Iterable[T], check: Callable[[T], object]) -> None:
-    """Raise the first SampleError of the calls check(item) if every item gives one; return at the first that gives
-    none.
+    """Call check(item) for one item after the other until a call raises no SampleError.
 
-    So a wrong configuration is noticed at once, although single samples may be bad. Without items nothing happens;
-    other errors of `check` are raised.
+    If every call raises one, raise the first again. So a wrong configuration is noticed at once, although single
+    samples may be bad. Without items nothing happens; other errors of `check` are raised.
     """
     problem: SampleError | None = None
     for item in items:

@@ -174,10 +174,9 @@ class WorkerGroup:
             raise
 
     def _raise_earlier_error(self) -> None:
-        """Raise again the HardwareError that a signal handler raised for a dead or late loader worker, if there was
-        one.
+        """Raise again the HardwareError that a signal handler raised for a dead or late loader worker, if any.
 
-        It is raised again because other code may have caught it.
+        Other code may have caught it.
         """
         if self.error:
             raise self.error from None

@@ -57,8 +57,7 @@ class OffsetTable:
     keys: np.ndarray
 
     def member_ranges(self, row: int) -> list[tuple[int, int, int]]:
-        """Return (byte offset, size in bytes, suffix number) of each member (file) of one sample of a shard, in file
-        order.
+        """Return (byte offset, size in bytes, suffix number) of each member (file) of one sample, in file order.
 
         The suffix number is an index in `self.index.suffixes`. row: index of the sample in the shard, from 0. Raises
         DataError when the sample has no members, or when a member has an unknown suffix, lies outside the shard or is
@@ -213,8 +212,8 @@ def _suffix(path: str) -> str:
 
 
 def _load(path: str, found: Stat) -> ShardIndex | None:
-    """Return the stored index of the shard at `path`; None if there is no valid one. found: its present size and time
-    stamp."""
+    """Return the stored index of the shard at `path`, None if there is no valid one. found: the shard's present
+    state."""
     wanted = {"name": shard_name(path), "format": FORMAT, **found._asdict()}
     for table, facts in read_cached(path, shard_name(path), wanted):
         values = facts | {"path": path, "table_file": str(table), "suffixes": tuple(facts["suffixes"])}

@@ -127,8 +127,7 @@ class Shards:
         raise SampleError(f"{self._where(shard, row)}: its CRC32 is not as indexed: the shard is damaged.")
 
     def _position(self, sample_id: int) -> tuple[int, int]:
-        """Return the position in `self.indexes` of the shard that holds a sample, and the sample's position in that
-        shard.
+        """Return the index in `self.indexes` of a sample's shard, and the sample's position in that shard.
 
         Raises IndexError for an id outside 0 … len - 1.
         """

@@ -267,8 +267,10 @@ class _SequentialReader(io.RawIOBase):
             raise
 
     def _open(self) -> BinaryIO | HTTPResponse:
-        """Open the stream's shard, at first or again after a broken connection, and skip the bytes that were read
-        before. Return the open file or HTTP response."""
+        """Open the stream's shard, and skip the bytes that were read before a broken connection.
+
+        Return the open file or HTTP response.
+        """
         if scheme_of(self._path) not in ("http", "https"):
             self._source = open_stream(self._path)
             self._source.seek(self._offset)
