@@ -22,14 +22,14 @@ PADDING = -1  # replaces padding tokens in rows of tokens: a tokenizer's own pad
 
 @dataclass
 class Extra:
-    """Further items of the y side (such as the texts of image-text pairs) in a batch, concatenated over the batch's
-    rows: k ≥ 0 items in all, any number per row.
+    """Further items of the y side of a batch (such as texts of image-text pairs), k ≥ 0 in all, any number per row.
 
-    y (k, …): tower inputs. row (k,) int64: the row of the local batch that each item belongs to. keys (k,) int64:
-    content keys (64-bit hashes). positive (k,) bool: True for a further positive of the row, False for a hard negative.
-    positives: the number of True in `positive`, counted while the tensors are on the host; -1: the constructor counts
-    it. lengths: as Batch.y_lengths. log_q (k,) float32: log of the probability with which each item was drawn; None:
-    the items were not drawn with known probabilities. relevance (k,) float: as Batch.relevance; 1 for a hard negative.
+    The items of all rows are concatenated. y (k, …): tower inputs. row (k,) int64: the row of the local batch that each
+    item belongs to. keys (k,) int64: content keys (64-bit hashes). positive (k,) bool: True for a further positive of
+    the row, False for a hard negative or a noise item. positives: the number of True in `positive`, counted while the
+    tensors are on the host; -1: the constructor counts it, which waits for the device if `positive` lies there.
+    lengths: as Batch.y_lengths. log_q (k,) float32: log of the probability with which each item was drawn; None: the
+    items were not drawn with known probabilities. relevance (k,) float: as Batch.relevance; 1 for a hard negative.
     teacher (k,) float: as Batch.teacher.
     """
 
@@ -50,11 +50,11 @@ class Extra:
 
 @dataclass
 class ExtraX:
-    """Hard negatives on the x side of a batch, such as images that do not match the caption of their row, concatenated
-    over the batch's rows: k ≥ 0 items in all, any number per row.
+    """Hard negatives on the x side of a batch, such as images that do not match the caption of their row: k ≥ 0 in all.
 
-    x (k, …): tower inputs, like those of Batch.x. row (k,) int64: the row of the local batch that each item belongs to.
-    keys (k,) int64: content keys (64-bit hashes). noise: the noise still to be added to x; None: no noise.
+    A row may have any number of them; those of all rows are concatenated. x (k, …): tower inputs, like those of
+    Batch.x. row (k,) int64: the row of the local batch that each item belongs to. keys (k,) int64: content keys (64-bit
+    hashes). noise: the noise still to be added to x; None: no noise.
     """
 
     x: Tensor
@@ -69,10 +69,10 @@ class ExtraX:
 
 @dataclass
 class KnownPositives:
-    """P pairs of a row and an item of the y side (such as a passage) that is known to be relevant to the row. The loss
-    never uses this item as a negative of this row. The item may lie outside the batch.
+    """P pairs of a row and an item of the y side (such as a passage) that is known to be relevant to the row.
 
-    row (P,) int64: row of the local batch; keys (P,) int64: content key (64-bit hash) of the item.
+    The loss never uses this item as a negative of this row. The item may lie outside the batch. row (P,) int64: row of
+    the local batch. keys (P,) int64: content key (64-bit hash) of the item.
     """
 
     row: Tensor
@@ -81,19 +81,21 @@ class KnownPositives:
 
 @dataclass(frozen=True)
 class Noise:
-    """Noise that is still to be added to the b inputs of one side, such as blur to images.
+    """Noise that is still to be added to the b inputs of one side of a batch, such as blur to images.
 
-    add(inputs, draws): returns the inputs with noise, on the device of `inputs`. draws (b, n): n random numbers for
-    each row, kept on the host.
+    noise[rows], with row indices or a mask as a CPU tensor, is the noise of these rows. add(inputs, draws): returns the
+    inputs with noise, on the device of `inputs`. draws (b, n): n random numbers for each row, kept on the host.
     """
 
     add: Callable[[Tensor, np.ndarray], Tensor]
     draws: np.ndarray
 
     def __getitem__(self, rows: Tensor) -> "Noise":
+        """Return the noise of the given rows. rows: indices (int64) or a mask (bool), a tensor on the CPU."""
         return replace(self, draws=self.draws[rows.numpy()])
 
     def added(self, inputs: Tensor) -> Tensor:
+        """Return `inputs` (b, …) with the noise added. The row count must be that of `draws`."""
         return self.add(inputs, self.draws)
 
 
@@ -101,9 +103,10 @@ class Noise:
 class BadSample:
     """A sample, or a part of a shard, that could not be used.
 
-    row: the row of the local batch for which it was read; 0 for a part of a shard. id: its sample id. shard, key: where
-    it is stored; key is "" for a part of a shard. reason: the error message. replaced_by: id of the sample that was
-    tried instead. Both ids are -1 in streams (data.mode=stream), which take the next sample of the stream.
+    row: the row of the local batch for which it was read; 0 for a part of a shard. id: its sample id. shard: path of
+    the shard in which it is stored. key: its key there; "" for a part of a shard. reason: the error message.
+    replaced_by: id of the sample that was tried instead. Both ids are -1 in streams (data.mode=stream), which take the
+    next sample of the stream.
     """
 
     row: int
@@ -157,9 +160,12 @@ class Batch:
         return self.sample_ids.shape[0]
 
     def to(self: B, device: torch.device, non_blocking: bool = True) -> B:
-        """Return a copy of the batch with its tensors on `device`. non_blocking: as for Tensor.to. The batches in the
-        field `auxiliary` are not moved; neither are arrays kept on the host."""
-        return mapped(self, lambda tensor: tensor.to(device, non_blocking=non_blocking))
+        """Return a copy of the batch with its tensors on `device`. non_blocking: as for Tensor.to.
+
+        The batches in the field `auxiliary` are not moved; neither are arrays kept on the host (lengths, places, draws
+        of noise).
+        """
+        return map_tensors(self, lambda tensor: tensor.to(device, non_blocking=non_blocking))
 
     def with_noise(self: B) -> B:
         """Return a copy of the batch with the noise of x, y and extra_x added, on the device of these tensors. The
@@ -170,14 +176,17 @@ class Batch:
         return replace(self, x=x, y=y, x_noise=None, y_noise=None, extra_x=extra_x)
 
     def record_stream(self, stream: torch.Stream) -> None:
-        """Tell PyTorch's CUDA allocator that `stream` reads the tensors of the batch, so that their memory is not
-        reused before this is done (Tensor.record_stream). Needed for a batch that another stream has filled."""
-        mapped(self, lambda tensor: tensor.record_stream(stream))  # nobody reads the copy
+        """Keep the memory of the batch's tensors from being reused before `stream` has read them.
+
+        It calls Tensor.record_stream of each, which is needed for CUDA tensors that another stream has filled. The
+        batches in the field `auxiliary` are left out.
+        """
+        map_tensors(self, lambda tensor: tensor.record_stream(stream))  # nobody reads the copy
 
     def pin_memory(self) -> "Batch":
         """Return a copy of the batch with its tensors in pinned memory. The batches in the field `auxiliary` are not
         copied."""
-        return mapped(self, Tensor.pin_memory)
+        return map_tensors(self, Tensor.pin_memory)
 
 
 def with_auxiliary(batch: Batch, *auxiliary: Batch) -> Batch:
@@ -186,20 +195,24 @@ def with_auxiliary(batch: Batch, *auxiliary: Batch) -> Batch:
     return replace(batch, auxiliary=auxiliary, bad=sum((of.bad for of in auxiliary), batch.bad))
 
 
-def lengths_by(tokenize: Any, tokens: Tensor) -> Lengths | None:
-    """Return the number of tokens of each row of `tokens`, (b, L) on the host, without padding.
+def text_lengths(tokenize: Any, tokens: Tensor) -> Lengths | None:
+    """Return the number of tokens that the tower reads of each row of `tokens`: int64 (b,) in NumPy; or None.
 
-    tokenize: the tokenizer that made `tokens`. Returns None if it has no method `lengths` or if this method returns
-    None, as for a tower that gives no padding mask to its model.
+    tokenize: the tokenizer that made `tokens`; its method `lengths` counts. tokens (b, L): on the host. Padding is not
+    counted, nor, for causal towers of open_clip, what follows the end token. None: the tokenizer has no such method, or
+    the tower needs all L tokens, because it gives its model no padding mask.
     """
     lengths = getattr(tokenize, "lengths", None)
     return lengths and lengths(tokens)
 
 
-def mapped(record: Any, change: Callable[[Tensor], Any]) -> Any:
-    """Return a copy of the dataclass `record`, such as a Batch, with `change` applied to every field that is a tensor,
-    and to the tensors of fields that are dataclasses. Other fields, such as tuples, are kept."""
+def map_tensors(record: Any, change: Callable[[Tensor], Any]) -> Any:
+    """Return a copy of the dataclass `record`, such as a Batch, with change(tensor) in place of each tensor.
+
+    Tensors in fields that are dataclasses are changed too. Other fields are kept, also tensors inside tuples, as in
+    Batch.auxiliary.
+    """
     parts = {field.name: getattr(record, field.name) for field in fields(record)}
     changed = {name: change(part) for name, part in parts.items() if isinstance(part, Tensor)}
-    changed |= {name: mapped(part, change) for name, part in parts.items() if is_dataclass(part)}
+    changed |= {name: map_tensors(part, change) for name, part in parts.items() if is_dataclass(part)}
     return replace(record, **changed)

@@ -29,8 +29,12 @@ ResizeMode = StrEnum("ResizeMode", ["shortest", "longest", "squash"])
 
 
 def described(default: Any, meaning: str, **limits: float) -> Any:
-    """Return a dataclass field for a configuration key. default: the key's default; meaning: the line that `--help`
-    prints for the key. limits: any of least, most, above and below, the limits of the value (data/base/limits.py)."""
+    """Return a dataclass field for a configuration key, with its help line and limits as metadata.
+
+    default: the key's default; a list or dict is copied for each object. meaning: the line that `--help` prints for the
+    key. limits: any of least, most, above and below, the limits of the value; `check_limits` of data/base/limits.py
+    checks them, not the dataclass.
+    """
     metadata = {"help": meaning, **limits}
     if isinstance(default, list | dict):
         return field(default_factory=default.copy, metadata=metadata)
@@ -38,7 +42,7 @@ def described(default: Any, meaning: str, **limits: float) -> Any:
 
 
 class Checked:
-    """Base of configuration dataclasses. The constructor raises ConfigError if `broken_rules` yields a message."""
+    """Base of configuration dataclasses. The constructor raises ConfigError if `broken_rules` yields messages."""
 
     def broken_rules(self) -> Iterator[str]:
         """Yield a message for each rule that the field values break. A subclass with rules overrides this method."""
@@ -87,7 +91,8 @@ class AugmentConfig(Checked):
 
 @dataclass
 class QuestionConfig:
-    """Configuration of the question side of the task question_passage: the keys data.question.*."""
+    """Configuration of the question side of the task question_passage: the keys data.question.*. The constructor raises
+    ConfigError for a `split` that is no file name, as `check_split` does."""
 
     split: str = described("train", "of a BEIR folder: qrels/<split>.tsv has its questions and their right passages")
     prefix: str = described("", f"text before every question, e.g. 'query: '; {TYPED}")
@@ -100,9 +105,11 @@ class QuestionConfig:
 
 
 def check_split(split: str, key: str) -> None:
-    """Raise ConfigError unless `split`, the name of a data split such as train or test, has only letters, digits, "_",
-    "." and "-" and begins with none of the last two. Such a name cannot lead out of the data folder. key: the
-    configuration key of `split`, for the message."""
+    """Raise ConfigError unless `split`, the name of a data split such as train or test, is a plain file name.
+
+    It may have letters, digits, "_", "." and "-", and begins with none of the last two. Such a name cannot lead out of
+    the data folder. key: the configuration key of `split`, for the message.
+    """
     if not re.fullmatch(r"\w[\w.-]*", split):
         raise ConfigError(f"{key}={split}: the name of a split, as train, dev or test: letters, digits, '_', '.', '-'")
 
@@ -216,9 +223,9 @@ class SequenceConfig:
 
 @dataclass
 class DataConfig(Checked):
-    """Configuration of the training data: the keys data.*.
+    """Configuration of the training data: the keys data.*. The constructor raises ConfigError for broken rules.
 
-    They say where training pairs come from, and how a training sample is made of a pair.
+    The keys say where training pairs come from, and how a training sample is made of a pair.
     """
 
     train: Any = described(
@@ -290,14 +297,18 @@ class DataConfig(Checked):
 
     @property
     def bad_in_a_row_limit(self) -> int:
-        """The number of consecutive bad (damaged or incomplete) samples at which the run stops; fewer are replaced by
-        other samples. 0 if none is replaced (data.bad_samples=stop); the run then stops at the first, as with 1."""
+        """The number of consecutive bad (damaged or incomplete) samples at which the run stops; 0: at the first.
+
+        Fewer are replaced by other samples. It is 0 with data.bad_samples=stop, which replaces none.
+        """
         return self.bad_in_a_row if self.bad_samples is BadSamples.substitute else 0
 
     @property
     def augments(self) -> tuple[AugmentConfig, AugmentConfig]:
-        """The augmentation of the first and of the second view of an image (task=views): data.augment, and
-        data.augment with the changes of data.augment_y."""
+        """The augmentation of the first and of the second view of an image (task=views), in this order.
+
+        They are data.augment, and data.augment with the changes of data.augment_y.
+        """
         return self.augment, replace(self.augment, **self.augment_y)
 
     def __post_init__(self) -> None:

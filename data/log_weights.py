@@ -43,8 +43,10 @@ class LogWeights:
     facts: Mapping[str, Any] = field(default_factory=dict)
 
     def of(self, keys_k: np.ndarray, absent: float | None = None) -> np.ndarray:
-        """Return the numbers of the items with content keys keys_k (k,) int64, as float64 (k,). absent: the number of
-        an item that is not in the file; None: raise DataError for such an item."""
+        """Return the numbers of the items with content keys keys_k (k,) int64, in their order, as float64 (k,).
+
+        absent: the number of an item that is not in the file; None: raise DataError for such an item.
+        """
         index_k = np.searchsorted(self.keys_n, keys_k).clip(max=len(self.keys_n) - 1)
         missing_k = self.keys_n[index_k] != keys_k
         if absent is not None:
@@ -58,8 +60,11 @@ class LogWeights:
 
 
 def write_log_weights(weights: LogWeights) -> None:
-    """Write the file weights.path atomically. Equal numbers and facts give equal bytes. Raises OSError if writing
-    fails."""
+    """Write `weights` to the file weights.path atomically, over an older file. Equal numbers and facts give equal
+    bytes.
+
+    Nothing is checked: keys and numbers must be as LogWeights says. Raises OSError if writing fails.
+    """
     from safetensors.numpy import save
 
     arrays = {_KEYS: weights.keys_n.astype("<i8"), weights.name: weights.values_n.astype("<f8")}
@@ -68,11 +73,11 @@ def write_log_weights(weights: LogWeights) -> None:
 
 
 def read_log_weights(path: str, name: str = LOG_Q) -> LogWeights:
-    """Read the file `path`, whose numbers must be of the kind `name`: LOG_Q or ZETA. The result takes 16 bytes of
-    memory per item.
+    """Read the file `path`, whose numbers must be of the kind `name`: LOG_Q or ZETA.
 
-    Raises ConfigError for a file that does not exist or lacks this kind of numbers; DataError for a damaged file,
-    arrays of another dtype or shape, keys that do not ascend, numbers that are not finite, and another format number.
+    The result takes 16 bytes of memory per item. Raises ConfigError for a file that does not exist or lacks this kind
+    of numbers; DataError for a file that cannot be read, arrays of another dtype or shape, no keys or keys that do not
+    ascend, numbers that are not finite, and another format number.
     """
     from safetensors import SafetensorError, safe_open
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from dyad.data.base.files import raise_named
+from dyad.data.base.files import write_errors
 from dyad.data.batch import Batch, with_auxiliary
 from dyad.data.image_text.stream import Stream
 from dyad.data.loading.ahead import copied_ahead
@@ -94,7 +94,7 @@ class TrainingRun:
         Raises HardwareError if the disk has no room for the checkpoints, or the folder cannot be written.
         """
         refuse_full_disk(self.folder, self.components.modules, self.components.step.optimizer)
-        with raise_named(self.folder):
+        with write_errors(self.folder):
             open_run(self.config, self.source.resume)
             if self.restored.batch_changed:
                 put_aside(self.folder, STEP_FILES)

@@ -12,8 +12,10 @@ from dyad.data.base.files import checked_path
 
 @contextmanager
 def header_errors() -> Iterator[None]:
-    """Context manager that turns each exception that numpy raises for a damaged header of a .npy file into
-    ValueError."""
+    """Context manager that raises ValueError in place of each other exception of numpy for a damaged .npy header.
+
+    OSError and ValueError pass unchanged.
+    """
     try:
         with np.errstate(over="raise"):  # overflow in the product of a shape
             yield
@@ -22,11 +24,11 @@ def header_errors() -> Iterator[None]:
 
 
 def map_array(path: Path | str, folder: Path | None = None) -> np.ndarray:
-    """Memory-map the array in a .npy file, read-only. folder: where the file must lie after symbolic links are
-    resolved; None: anywhere.
+    """Memory-map the array in a .npy file and return it, read-only, with the dtype and shape of its header.
 
-    Raises OSError for a file that cannot be opened, is no regular file or lies outside `folder`; ValueError for another
-    format, such as a pickle or a .npz, and for a file that is shorter than its header says.
+    folder: where the file must lie after symbolic links are resolved; None: anywhere. Raises OSError for a file that
+    cannot be opened, is no regular file or lies outside `folder`; ValueError for another format, such as a .npz, for an
+    array of Python objects (pickle), and for a file that is shorter than its header says.
     """
     with header_errors():
         return np.lib.format.open_memmap(checked_path(path, folder=folder), "r")

@@ -10,11 +10,12 @@ SET_PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of prctl(2)
 
 
 def end_with_parent() -> None:
-    """Let the kernel kill this process when the thread that started it ends. Does nothing on systems other than Linux.
+    """Let the kernel kill this process when the thread that started it ends. Does nothing except on Linux.
 
-    If the parent process has already ended, this process exits at once. To notice this, the parent's process id is
-    taken from multiprocessing or, in a training process, from the environment variable DYAD_AGENT (the process id of
-    torchrun, set by launch/torchrun.sh), which is then deleted. Without either there is no such check.
+    If the parent process has already ended, this process exits at once with code 1. To notice this, the parent's
+    process id is taken from multiprocessing or, in a training process, from the environment variable DYAD_AGENT (the
+    process id of torchrun, set by launch/torchrun.sh). The variable is deleted in any case. Without either there is no
+    such check.
     """
     if sys.platform != "linux":
         return

@@ -36,8 +36,11 @@ T = TypeVar("T")
 
 
 class RunOptions:
-    """Base of a dataclass of options that replace those of a run. nulls: the names of the options that were typed as
-    null. Any other option that is None was not typed."""
+    """Base of a dataclass of options that replace those of a run; `overridden` applies them.
+
+    nulls: the names of the options that were typed as null, set by `parse_options`. Any other option that is None was
+    not typed.
+    """
 
     nulls = frozenset[str]()
 
@@ -45,11 +48,11 @@ class RunOptions:
 def command_options(
     schema: type[T], command: str, purpose: str, examples: Mapping[str, str], notes: Callable[[], str] = str
 ) -> T:
-    """Return the options on the command line of this process as an object of the dataclass `schema`. With -h or --help,
-    print the help of the command and exit with 0 instead.
+    """Return the options on the command line of this process as an object of the dataclass `schema`.
 
-    schema: has the command's keys. command: the command's name, for messages. purpose, examples: as in `help_text`.
-    notes: returns the text that the help has after the keys. Raises ConfigError as `parse_options` does.
+    With -h or --help, print the help of the command and exit with 0 instead. schema: its fields are the command's keys.
+    command: the command's name, for messages. purpose, examples: as in `help_text`. notes: returns the text that the
+    help has after the keys. Raises ConfigError as `parse_options` does.
     """
     if {"-h", "--help"} & set(sys.argv[1:]):
         print(help_text(purpose, examples, schema, notes()))
@@ -58,7 +61,10 @@ def command_options(
 
 
 def split_arguments(arguments: Iterable[str]) -> tuple[list[str], list[str]]:
-    """Split command-line arguments into plain ones, such as paths and URLs, and options (key=value or -…)."""
+    """Split command-line arguments into plain ones, such as paths and URLs, and options (key=value or -…).
+
+    Both lists keep the order of the arguments.
+    """
     found: tuple[list[str], list[str]] = ([], [])
     for argument in arguments:
         found[OPTION.match(argument) is not None].append(argument)
@@ -103,10 +109,11 @@ def parse_options(schema: type[T], arguments: Iterable[str], command: str) -> T:
 
 
 def _option_of(key: str, schema: Any) -> str:
-    """Convert the dotted key of a training configuration, such as data.columns, to the name of the option of `schema`
-    that `config_option` made from it, such as columns. Return any other `key` unchanged.
+    """Return the name of the option that the typed `key` means: columns for data.columns, else `key` itself.
 
-    Messages about data name the keys of training, so users type them for the other commands too."""
+    The dotted key of a training configuration means the option of `schema` that `config_option` or `run_option` made
+    from it. Messages about data name the keys of training, so users type them for the other commands too.
+    """
     *section, name = key.split(".")
     own = {option.name: option.metadata.get("section") for option in fields(schema)}
     return name if section and own.get(name) == section[-1] else key
@@ -131,8 +138,10 @@ def _value(text: str, kind: Any) -> Any:
 
 
 def _mismatch(message: str) -> str:
-    """Convert OmegaConf's message about a wrong value to the part of our own message after "KEY=": the value, and what
-    it must be. For a message of an unknown form, return its first line."""
+    """Convert OmegaConf's message about a wrong value to the part of our own message after "KEY=".
+
+    This part has the value, and what it must be. For a message of an unknown form, return its first line.
+    """
     for pattern, expected in EXPECTED.items():
         if found := re.match(pattern, message):
             choices = found[2].split(", ") if found.re.groups > 1 else ()
@@ -141,9 +150,11 @@ def _mismatch(message: str) -> str:
 
 
 def overridden(config: T, command: RunOptions) -> T:
-    """Return a copy of `config` (a dataclass) that takes over the options of a command. A field of `config` gets the
-    value of the option of the same name. It keeps its own value if there is no such option or if the option is None.
-    An option that was typed as null sets a field whose default is None to None."""
+    """Return a copy of the dataclass `config` with the options of a command in place of its own values.
+
+    A field of `config` gets the value of the option of the same name. It keeps its own value if there is no such option
+    or if the option is None. An option that was typed as null sets a field whose default is None to None.
+    """
     defaults = {option.name: option.default for option in fields(cast(Any, config))}
     unset = {name: None for name in command.nulls if defaults.get(name, MISSING) is None}
     given = {name: value for name, value in vars(command).items() if name in defaults and value is not None}
@@ -151,18 +162,22 @@ def overridden(config: T, command: RunOptions) -> T:
 
 
 def config_option(config: type, name: str) -> Any:
-    """Return a dataclass field for an option of a command. Its default and help line are those of the key `name` of
-    `config`, which is a section of the configuration (a dataclass). On the command line, the option may also be written
-    as the key of the configuration, such as data.columns."""
+    """Return a dataclass field for an option of a command, with default and help line of a configuration key.
+
+    config: a section of the configuration (a dataclass, such as DataConfig). name: the key in this section. On the
+    command line, the option may also be written as the key of the configuration, such as data.columns.
+    """
     option = copy(cast(Any, config).__dataclass_fields__[name])
     option.metadata = {**option.metadata, "section": config.__name__.removesuffix("Config").lower()}
     return option
 
 
 def run_option(config: type, name: str) -> Any:
-    """Return a dataclass field for an option of a command that reads a run folder. Its help line is that of the key
-    `name` of `config`, a section of the configuration (a dataclass). Its default is None, which keeps the value from
-    the run's own configuration (`overridden`)."""
+    """Return a dataclass field for an option of a command that reads a run folder, None by default.
+
+    None keeps the value of the run's own configuration (`overridden`). The help line is that of the key `name` of
+    `config`, a section of the configuration (a dataclass).
+    """
     return field(default=None, metadata={**config_option(config, name).metadata, "default": "(the run's)"})
 
 
@@ -181,8 +196,11 @@ def help_text(purpose: str, examples: Mapping[str, str], schema: type, notes: st
 
 
 def key_table(schema: Any) -> list[str]:
-    """Return one help line (key, default, meaning, choices) for each field of the dataclass `schema`, the keys of a
-    command, and a last line for the key `plugins`."""
+    """Return the help lines of the keys of a command: one for each field of the dataclass `schema`, one for `plugins`.
+
+    A line has key, default, meaning and choices. Each field must have its meaning in metadata["help"], as `described`
+    gives it.
+    """
     width = max(len(PLUGINS), *(len(option.name) for option in fields(schema)))
     lines = []
     for option in fields(schema):

@@ -27,11 +27,11 @@ class ExitCode(IntEnum):
 
 
 class UserError(Exception):
-    """An error that the user can fix. A command prints only its message, without a traceback. The message names the
-    file, key or value at fault, the allowed choices and the fix; an empty message is not printed.
+    """An error that the user can fix. A command prints only its message, without a traceback.
 
-    exit_code: exit code of the command that raises the error. printed_elsewhere: whether another process prints the
-    message. everywhere: whether all processes of the run stop with this error.
+    The message names the file, key or value at fault, the allowed choices and the fix; an empty message is not printed.
+    exit_code: exit code of the command that ends with this error. printed_elsewhere: whether another process of the run
+    prints the message, so that this one does not. everywhere: whether all processes of the run stop with this error.
     """
 
     exit_code = ExitCode.CONFIG
@@ -44,7 +44,10 @@ class ConfigError(UserError):
 
 
 def raise_broken(messages: Iterable[str]) -> None:
-    """Raise ConfigError with the first five different messages, a line each; return if there are none."""
+    """Raise ConfigError with the first five different messages, a line each; return if there are none.
+
+    No further messages are taken from the iterator.
+    """
     if broken := [*islice(dict.fromkeys(messages), 5)]:
         raise ConfigError("\n".join(broken))
 
@@ -60,8 +63,11 @@ class SampleError(DataError):
 
 
 class BadRow(Exception):
-    """Raised for a row of a file that cannot become a sample. reason: the fault, as a text that is equal for all rows
-    with this fault; detail: a text about this row only."""
+    """Raised for a row of a file that cannot become a sample. Its text is "reason: detail".
+
+    It is no UserError: who reads the file turns it into a DataError or counts it. reason: the fault, as a text that is
+    equal for all rows with this fault. detail: a text about this row only.
+    """
 
     def __init__(self, reason: str, detail: str = "") -> None:
         super().__init__(f"{reason}: {detail}" if detail else reason)
@@ -94,27 +100,26 @@ def nearest(word: str, choices: Iterable[str]) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of an error's message without its full stop; if this line is empty, the name of the error's
-    type."""
+    """Return the first line of an error's message without its full stop; the name of its type if this line is empty."""
     return (str(error).splitlines() or [""])[0].rstrip(".") or type(error).__name__
 
 
 def printable(text: str) -> str:
-    """Return `text` in a form for a terminal: without credentials, with control characters (except tab and newline) and
-    lone surrogates escaped.
+    """Return `text` for a terminal: known credentials removed, control characters and lone surrogates escaped.
 
-    Names in untrusted data may hold control characters, which could change what the terminal shows.
+    Tabs and newlines are kept. Names in untrusted data may hold control characters, which could change what the
+    terminal shows.
     """
     return CONTROL.sub(lambda found: repr(found[0])[1:-1], without_credentials(text))
 
 
 def exit_with(code: int, everywhere: bool = False) -> NoReturn:
-    """End this process with an exit code. torchrun turns each code into 1, so the code is also written to a file.
+    """End this process with an exit code (sys.exit), and write the code to the file that DYAD_EXIT_CODE names.
 
-    The environment variable DYAD_EXIT_CODE, which launch/torchrun.sh sets, names the file. The file keeps the least
-    code of all processes, because an error on one rank makes the other ranks lose a peer, and they then end with the
-    high code 4. everywhere: whether all processes of the run end with this error. If so, and if the variable is set,
-    the process exits with 0, which torchrun takes for success; the code is then only in the file.
+    torchrun turns each code into 1, so launch/torchrun.sh sets this environment variable and reads the file. The file
+    keeps the least code of all processes: an error on one rank makes the other ranks lose a peer, and they then end
+    with the higher code 4 (HARDWARE). everywhere: whether all processes of the run end with this error. If so, and if
+    the variable is set, the process exits with 0, which torchrun takes for success; the code is then only in the file.
     """
     if name := os.environ.get("DYAD_EXIT_CODE"):
         file = Path(name)

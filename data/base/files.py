@@ -25,7 +25,7 @@ UNSYNCABLE = (errno.EINVAL, errno.ENOTSUP, errno.EACCES)  # a folder whose file 
 
 
 def sync(path: Path) -> None:
-    """Write a file's bytes, or a folder's list of names, to the disk by fsync."""
+    """Write a file's bytes, or a folder's list of names, to the disk by fsync. Raises OSError if this fails."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -35,17 +35,17 @@ def sync(path: Path) -> None:
 
 @contextmanager
 def whole_file(path: Path, temporary: Path | None = None) -> Iterator[BinaryIO]:
-    """Context manager that yields a file to write and atomically moves it to `path` when the block ends.
+    """Context manager that yields a new binary file to write and atomically moves it to `path` when the block ends.
 
-    The file is deleted when the block raises. A reader, also after a crash, finds the old file or the new one, never a
-    part of a file. temporary: path of the file until the move, in the same folder (None: `.NAME.partial`). The caller
-    must give different paths if several processes may write `path` at the same time. An OSError about the temporary
-    file names `path` instead.
+    The file is synced to the disk first. It is deleted when the block raises. A reader, also after a crash, finds the
+    old file or the new one, never a part of a file. The folder of `path` must exist. temporary: path of the file until
+    the move, in the same folder (None: `.NAME.partial`). The caller must give different paths if several processes may
+    write `path` at the same time. An OSError about the temporary file names `path` instead.
     """
     temporary = temporary or path.with_name(f".{path.name}.partial")
     try:
         temporary.unlink(missing_ok=True)  # a symbolic link there would lead the writer elsewhere
-        with temporary.open("xb") as file, alive(temporary):
+        with temporary.open("xb") as file, hold_lock(temporary):
             yield file
         sync(temporary)
         os.replace(temporary, path)
@@ -59,7 +59,7 @@ def whole_file(path: Path, temporary: Path | None = None) -> Iterator[BinaryIO]:
 
 
 def _sync_names(folder: Path) -> None:
-    """Write the list of names in a folder to the disk by fsync, if the file system and the rights allow this."""
+    """Write the list of names in a folder to the disk by fsync; do nothing if its file system or rights forbid it."""
     try:
         sync(folder)
     except OSError as error:
@@ -84,7 +84,7 @@ def whole_folder(path: Path, temporary: Path | None = None, replace: bool = Fals
     remove(temporary)
     try:
         temporary.mkdir(parents=True)
-        with alive(temporary):
+        with hold_lock(temporary):
             yield temporary
         if replace and path.is_dir():
             remove(old)
@@ -103,9 +103,13 @@ def whole_folder(path: Path, temporary: Path | None = None, replace: bool = Fals
 
 
 @contextmanager
-def alive(temporary: Path) -> Iterator[None]:
-    """Context manager that holds a lock on a temporary file or folder, so that `remove_dead` of other processes does
-    not delete it. The lock ends with the block or the process. On a file system without locks nothing is locked."""
+def hold_lock(temporary: Path) -> Iterator[None]:
+    """Context manager that holds a lock on an existing temporary file or folder, which says that it is in use.
+
+    `remove_dead` of other processes then does not delete it, and `is_held` is True. The lock ends with the block or the
+    process. On a file system without locks nothing is locked. Raises OSError for a path that does not exist or is a
+    symbolic link.
+    """
     descriptor = os.open(temporary, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         with suppress(OSError):
@@ -118,8 +122,10 @@ def alive(temporary: Path) -> Iterator[None]:
 
 
 def is_held(temporary: Path) -> bool | None:
-    """Whether a living process has locked a temporary file or folder by `alive`; None if this cannot be known, as for a
-    missing file or on a file system without locks."""
+    """Whether a living process holds the lock (`hold_lock`) of a temporary file or folder; None if unknown.
+
+    It is unknown for a missing path, a symbolic link and a file system without locks.
+    """
     with suppress(OSError):
         descriptor = os.open(temporary, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
@@ -133,8 +139,11 @@ def is_held(temporary: Path) -> bool | None:
 
 
 def remove_dead(folder: Path, names: str) -> None:
-    """Delete the temporary files and folders in `folder` that ended processes left. names: a glob of their names. What
-    changed in the last SETTLED seconds stays, because a writer may be about to lock or to rename it."""
+    """Delete the temporary files and folders in `folder` that ended processes left; ignore errors.
+
+    names: a glob of their names. What changed in the last SETTLED seconds stays, because a writer may be about to lock
+    or to rename it; so does what may be locked.
+    """
     for left in folder.glob(names):
         with suppress(OSError):
             if time.time() - left.lstat().st_mtime > SETTLED and is_held(left) is False:
@@ -142,14 +151,19 @@ def remove_dead(folder: Path, names: str) -> None:
 
 
 def open_foreign(path: Path | str, largest: int | None = None, folder: Path | None = None) -> BinaryIO:
-    """Open an untrusted file, which another user may have made, for reading bytes. Arguments and errors as of
-    `foreign_descriptor`."""
+    """Open an untrusted file, which another user may have made, for reading bytes; the caller closes it.
+
+    Arguments and errors as of `foreign_descriptor`.
+    """
     return os.fdopen(foreign_descriptor(path, largest, folder), "rb")
 
 
 def checked_path(path: Path | str, largest: int | None = None, folder: Path | None = None) -> str:
-    """Check an untrusted file, which another user may have made, and return its path for a library that opens it
-    itself. Arguments and errors as of `foreign_descriptor`."""
+    """Check an untrusted file, which another user may have made, and return its path as text.
+
+    A library that opens files itself then gets the path; between check and opening the file could still be changed.
+    Arguments and errors as of `foreign_descriptor`.
+    """
     os.close(foreign_descriptor(path, largest, folder))
     return str(path)
 
@@ -157,10 +171,11 @@ def checked_path(path: Path | str, largest: int | None = None, folder: Path | No
 def foreign_descriptor(path: Path | str, largest: int | None = None, folder: Path | None = None) -> int:
     """Open an untrusted file, which another user may have made, for reading, and return its file descriptor.
 
-    largest: the most bytes that the file may have; None: any size. folder: where it must lie after symbolic links are
-    resolved; None: anywhere. Raises OSError, which names the path, if the file cannot be opened, is no regular file or
-    lies elsewhere; ValueError if it is too large. The file is opened without waiting and checked by its descriptor,
-    because a pipe would wait for a writer and a device may never end.
+    The caller closes the descriptor. largest: the most bytes that the file may have; None: any size. folder: where it
+    must lie after symbolic links are resolved; None: anywhere. Raises OSError, which names the path, if the file cannot
+    be opened, is no regular file or lies elsewhere; ValueError, which does not name it, if it is too large. The file is
+    opened without waiting and checked by its descriptor, because a pipe would wait for a writer and a device may never
+    end.
     """
     if folder is not None and not leads_inside(path, folder):
         raise OSError(errno.EPERM, "a link leads out of the folder", str(path))
@@ -193,15 +208,17 @@ def file_inside(folder: Path, name: str | Path) -> Path | None:
 
 
 def write_bytes(path: Path, content: bytes) -> None:
-    """Write `content` to the file `path` atomically, by `whole_file`."""
+    """Write `content` to the file `path` atomically, by `whole_file`; an older file is replaced."""
     with whole_file(path) as file:
         file.write(content)
 
 
 @contextmanager
-def raise_named(folder: Path) -> Iterator[None]:
-    """Context manager that turns an OSError of the block into a HardwareError ("FILE cannot be written"). The message
-    names the file of the OSError, or `folder` if the OSError names none."""
+def write_errors(folder: Path) -> Iterator[None]:
+    """Context manager that raises HardwareError ("FILE cannot be written: …") in place of an OSError of the block.
+
+    The message names the file of the OSError, or `folder` (a folder or file) if the OSError names none.
+    """
     try:
         yield
     except OSError as error:
@@ -209,16 +226,16 @@ def raise_named(folder: Path) -> Iterator[None]:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write a value to the file `path` as indented JSON, atomically by `whole_file`."""
+    """Write a JSON value to the file `path`, indented and with a newline at the end, atomically by `whole_file`."""
     write_bytes(path, (json.dumps(value, indent=1) + "\n").encode())
 
 
 def read_lines(path: Path, log: Callable[[str], None] = lambda line: None) -> Iterator[tuple[bytes, dict[str, Any]]]:
-    """Yield (line, record) for each valid line of the JSON-lines file at `path`, such as metrics.jsonl or ledger.jsonl
-    of a run. record: the parsed line, a JSON object with an integer field `step`.
+    """Yield (line, record) for each valid line of a JSON-lines file of a run, such as metrics.jsonl or ledger.jsonl.
 
-    Invalid lines are left out, and `log` gets a message with their line numbers. An invalid last line without a
-    newline, which a killed process leaves, is not reported. Raises OSError if the file cannot be read.
+    line: the bytes of the line, with its newline. record: the parsed line, a JSON object with an integer field `step`.
+    Other lines are left out, and after the last one `log` gets a message with their line numbers. An invalid last line
+    without a newline, which a killed process leaves, is not reported. Raises OSError if the file cannot be read.
     """
     damaged: list[int] = []
     with open_foreign(path) as file:
@@ -236,13 +253,16 @@ def read_lines(path: Path, log: Callable[[str], None] = lambda line: None) -> It
 
 
 def free_bytes(path: Path) -> int:
-    """Return the number of free bytes on the disk of `path`, which need not exist yet."""
+    """Return the number of free bytes on the disk of `path`; if `path` does not exist, of its nearest folder."""
     return shutil.disk_usage(next(p for p in (path, *path.absolute().parents) if p.exists())).free
 
 
 def remove(path: Path) -> None:
-    """Delete the folder `path` with all that is in it, and ignore errors. If `path` is a symbolic link, only the link
-    is deleted, and an OSError is raised if this fails."""
+    """Delete the folder `path` with all that is in it, and ignore errors; a missing folder is none.
+
+    If `path` is a symbolic link, only the link is deleted, and an OSError is raised if this fails. A regular file is
+    not deleted.
+    """
     if path.is_symlink():
         path.unlink(missing_ok=True)
     else:
@@ -250,10 +270,10 @@ def remove(path: Path) -> None:
 
 
 class LineFile:
-    """A file to which whole lines are appended. Lines that cannot be written wait in memory for the next successful
-    write.
+    """A file to which whole lines are appended. Lines that cannot be written wait in memory for the next write.
 
-    log: a function that gets one line when writing begins to fail, and one when it works again. Any thread may write.
+    The constructor makes the file if it can; the folder must exist. log: a function that gets one line when writing
+    begins to fail, and one when it works again. Any thread may write.
     """
 
     def __init__(self, path: Path, log: Callable[[str], None]) -> None:
@@ -265,8 +285,11 @@ class LineFile:
             self._flush()
 
     def write(self, line: str) -> None:
-        """Append a line of text and a newline to this object's file, such as metrics.jsonl. A line that cannot be
-        written waits in memory for the next write; no error is raised."""
+        """Append `line` and a newline to this object's file.
+
+        If this fails, the line waits in memory, and no error is raised. The next call of `write`, `sync` or `close`
+        writes it. Not to be called after `close`.
+        """
         with self._lock:
             self._waiting += line.encode() + b"\n"
             was_failing, self._failing = self._failing, False
@@ -288,8 +311,11 @@ class LineFile:
         os.fsync(file.fileno())
 
     def close(self) -> None:
-        """Append the lines that wait in memory, because an earlier write failed, to this object's file, and close the
-        file. If they cannot be written, they are lost, and a logged message gives their number."""
+        """Append the lines that wait in memory, because an earlier write failed, to this object's file, and close it.
+
+        Lines that still cannot be written are lost, and a logged message gives their number. No error is raised for
+        them.
+        """
         with self._lock:
             try:
                 self._flush()

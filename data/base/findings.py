@@ -11,9 +11,11 @@ Level = StrEnum("Level", ["ok", "warn", "fail"])  # severity of a finding
 
 @dataclass(frozen=True)
 class Finding:
-    """The result of one health check, for the command `doctor` and the HTML report. level: ok, warn or fail; topic:
-    what was checked; text: what was found; fix: what to type or set, or ""; code: the exit code of a command that this
-    failed check ends."""
+    """The result of one health check, for the command `doctor` and the HTML report. str() gives its printed lines.
+
+    level: ok, warn or fail. topic: what was checked. text: what was found. fix: what to type or set, or "". code: the
+    exit code of a command that this failed check ends.
+    """
 
     level: Level
     topic: str

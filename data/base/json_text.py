@@ -26,7 +26,8 @@ def read_json(path: Path, largest: int = LARGEST, most: int = MOST, folder: Path
     """Parse a JSON file of at most `largest` bytes that lies in `folder` (None: anywhere) and return its value.
 
     Raises OSError when the file cannot be read, is no regular file or lies elsewhere; ValueError when it is too large,
-    is not JSON, has more than `most` commas and opening brackets outside strings, or is nested more than DEEPEST times.
+    is no UTF-8 JSON, has more than `most` commas and opening brackets outside strings, or is nested more than DEEPEST
+    times.
     """
     with open_foreign(path, largest, folder) as file:
         content = file.read(os.fstat(file.fileno()).st_size)  # read(largest) would allocate so many bytes
@@ -34,8 +35,11 @@ def read_json(path: Path, largest: int = LARGEST, most: int = MOST, folder: Path
 
 
 def parse_json(content: str | bytes, most: int = MOST) -> Any:
-    """Parse JSON text and return its value. Raises ValueError when it is not JSON, has more than `most` commas and
-    opening brackets outside strings, or is nested more than DEEPEST times."""
+    """Parse JSON text and return its value. Bytes must be UTF-8; a byte-order mark is skipped.
+
+    Raises ValueError when it is not JSON, has more than `most` commas and opening brackets outside strings, or is
+    nested more than DEEPEST times.
+    """
     text = content if isinstance(content, str) else str(content, "utf-8-sig")
     check_value_count(text, most)
     try:
@@ -47,8 +51,11 @@ def parse_json(content: str | bytes, most: int = MOST) -> Any:
 
 
 def check_value_count(text: str, most: int = MOST) -> None:
-    """Raise ValueError for JSON text with more than `most` commas and opening brackets outside strings. The text is not
-    parsed, because the parsed value could take a hundred times the memory of the text."""
+    """Raise ValueError for JSON text with more than `most` commas and opening brackets outside strings.
+
+    The text is not parsed, because the parsed value could take a hundred times the memory of the text. Whether it is
+    JSON is not checked.
+    """
     if len(text) <= most or (count := _separators(text)) <= most:
         return
     texts = islice(TEXT.finditer(text), 2 * most + 2)  # valid JSON of more texts has too many separators between them

@@ -16,16 +16,20 @@ MOST = 10**12  # the largest number: a larger one is a typing error, and would o
 
 
 def whole_number(name: str, value: Any) -> int:
-    """Return `value`, an int that was read from an untrusted file. Raises ValueError for another type, and for a number
-    outside 0 … MOST. name: what the number is, for the message."""
+    """Return `value`, read from an untrusted file, if it is an int in 0 … MOST (no bool); else raise ValueError.
+
+    name: what the number is, for the message.
+    """
     if type(value) is not int or not 0 <= value <= MOST:
         raise ValueError(f"{name} is {value!r:.40}, no whole number from 0 to {MOST:,}")
     return value
 
 
 def check_limits(config: Any, prefix: str = "") -> None:
-    """Raise ConfigError, with a line for each of the first five faults, if numbers of the dataclass `config` break
-    limits. Arguments and limits as of `broken_limits`."""
+    """Raise ConfigError if numbers of the dataclass `config` break limits, with a line for each of the first five.
+
+    Arguments and limits as of `broken_limits`.
+    """
     raise_broken(broken_limits(config, prefix))
 
 

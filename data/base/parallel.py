@@ -16,13 +16,13 @@ from dyad.data.base.plugins import import_plugins, imported_plugins
 
 
 def available_cores() -> int:
-    """Return the number of CPU cores that this process may use."""
+    """Return the number of CPU cores that this process may use, by its affinity; `core_quota` may be less."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def core_quota() -> float:
-    """Return the number of CPU cores (not always whole) to which the control group of the container limits this
-    process; infinity without a limit."""
+    """Return the CPU cores (not always whole) to which the container's control group limits it; infinity without
+    limit."""
     try:
         limit, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
         return int(limit) / int(period)
@@ -48,11 +48,12 @@ class _Context(SpawnContext):
 
 @contextmanager
 def parallel_map(workers: int | None, useful: int) -> Iterator[Callable[..., Iterable[Any]]]:
-    """Context manager that yields a function like `map`, which runs its calls in several processes, or in this process
-    if one is enough. The new processes import this process's plugins; functions and items must be picklable.
+    """Context manager that yields a function like `map`, which runs its calls in several processes.
 
-    workers: the largest number of processes; None: one per CPU core. useful: the largest number of processes that the
-    work can keep busy.
+    Results come in the order of the items. If one process is enough, the function is `map` itself, in this process.
+    Else it takes all items at once, and functions and items must be picklable; the new processes import this process's
+    plugins. An exception of a call is raised where its result is taken. workers: the largest number of processes; None:
+    one per CPU core. useful: the largest number of processes that the work can keep busy.
     """
     processes = min(workers if workers is not None else available_cores(), useful)
     if processes < 2:

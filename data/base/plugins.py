@@ -23,8 +23,8 @@ _imported: dict[str, ModuleType] = {}  # by the names that the user typed
 def import_typed_plugins(arguments: Iterable[str]) -> None:
     """Import the modules of the argument plugins=[…], if the command line has it.
 
-    arguments: the arguments of a command line. Raises ConfigError if the value of plugins= is no list, and for a module
-    that does not exist or that raises an error.
+    arguments: the arguments of a command line; others are ignored. Raises ConfigError if the value of plugins= is no
+    list, and as `import_plugins` does.
     """
     for value in (argument.partition("=")[2] for argument in arguments if argument.startswith(f"{PLUGINS}=")):
         if value[:1] + value[-1:] != "[]":
@@ -35,8 +35,9 @@ def import_typed_plugins(arguments: Iterable[str]) -> None:
 def import_plugins(names: Iterable[str]) -> None:
     """Import plugins that are not imported yet. names: modules, or paths of .py files, as the user typed them.
 
-    The folder of a plugin that is not installed is appended to sys.path. Raises ConfigError for a module that does not
-    exist, has the name of another one, or raises an error.
+    The code of a module runs, and registers what it adds. The folder of a plugin that is not installed is appended to
+    sys.path. Empty names are skipped. Raises ConfigError for a module that does not exist, has the name of another one,
+    or raises an error.
     """
     for name in names:
         if name and name not in _imported:
@@ -49,8 +50,10 @@ def imported_plugins() -> list[str]:
 
 
 def plugin_files() -> Iterator[tuple[str, Path]]:
-    """Yield (name, path) for each Python file of the imported plugins. name: "MODULE/PATH", with the path relative to
-    the plugin's folder, so that it is equal on all machines."""
+    """Yield (name, path) for each Python file of the imported plugins, all those of a package.
+
+    name: "MODULE/PATH", with the path relative to the plugin's folder, so that it is equal on all machines.
+    """
     for module in _imported.values():
         path = Path(module.__file__ or "")
         files = sorted(path.parent.rglob("*.py")) if path.name == "__init__.py" else [path]
@@ -58,13 +61,16 @@ def plugin_files() -> Iterator[tuple[str, Path]]:
 
 
 def plugins_needed(recorded: Sequence[str]) -> str:
-    """Return a hint for an error message: to import the plugins with which a run was made; "" if all of them are
-    imported. recorded: the names of these plugins, from the key `plugins` of the run's config.yaml."""
+    """Return a hint for an error message, to import the plugins with which a run was made; "" if all are imported.
+
+    The hint begins with a blank. recorded: the names of these plugins, from the key `plugins` of the run's config.yaml.
+    """
     missing = any(name not in _imported for name in recorded)
     return f" The run was made with code beside Dyad. If you trust it, add {PLUGINS}=[{','.join(recorded)}]" * missing
 
 
 def _import(name: str) -> ModuleType:
+    """Import the plugin `name` and return its module. Errors, all ConfigError, as of `import_plugins`."""
     path = Path(name).expanduser().absolute() if name.endswith(".py") else None
     if path is not None and not path.is_file():
         raise ConfigError(f"{PLUGINS}=[{name}]: no such file")

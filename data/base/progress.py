@@ -23,12 +23,12 @@ T = TypeVar("T")
 def progress(
     what: str, total: int, done: int = 0, log: Callable[[str], None] | None = None, stream: TextIO | None = None
 ) -> Iterator[Callable[[int], None]]:
-    """Context manager that shows the progress of a long pass. It yields a function; call it with the number of items
-    finished so far, `done` included, to update the display.
+    """Context manager that shows the progress of a long pass. It yields a function that updates the display.
 
-    what: the label. total: number of all items. done: number of items that an earlier, interrupted process finished.
-    log: a function that prints one line, for a caller with a console of its own; with `log` there is no bar. stream:
-    where the bar or the lines are printed if `log` is None; None: standard output.
+    Call it with the number of items finished so far, `done` included. On a terminal the display is a bar, elsewhere a
+    line at most every EVERY seconds. what: the label. total: number of all items. done: number of items that an
+    earlier, interrupted process finished. log: a function that prints one line, for a caller with a console of its own;
+    with `log` there is no bar. stream: where the bar or the lines are printed if `log` is None; None: standard output.
     """
     began = last_line = time.monotonic()
     output = stream or sys.stdout
@@ -53,8 +53,11 @@ def progress(
 
 
 def tracked(items: Iterable[T], what: str, total: int) -> Iterator[T]:
-    """Yield the items unchanged, and show the number of finished items on standard error. what: the label; total:
-    number of items."""
+    """Yield the items unchanged, and show on standard error how many are finished. what: the label; total: their
+    number.
+
+    An item counts as finished when the next one is taken.
+    """
     with progress(what, total, stream=sys.stderr) as on_progress:
         for done, item in enumerate(items, start=1):
             yield item
@@ -62,8 +65,10 @@ def tracked(items: Iterable[T], what: str, total: int) -> Iterator[T]:
 
 
 def progress_bar(stream: TextIO) -> "Progress":
-    """Return a progress bar of the rich library, not started, that prints on `stream`. The caller must start it, and
-    give each of its tasks a field `facts`: the text behind the task's bar."""
+    """Return a progress bar of the library rich that prints on `stream`, not started.
+
+    The caller must start it, and give each of its tasks a field `facts`: the text behind the task's bar.
+    """
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress
 
@@ -77,7 +82,10 @@ def on_terminal(stream: TextIO) -> bool:
 
 
 def print_once(line: str) -> None:
-    """Print a line on standard error, as `print_line` does, in the process of rank 0 alone."""
+    """Print a line on standard error, as `print_line` does, in the process of rank 0 alone (environment variable RANK).
+
+    A process without a rank prints it too.
+    """
     if os.environ.get("RANK", "0") == "0":
         print_line(line, sys.stderr)
 

@@ -9,22 +9,25 @@ SMALLEST = 2.0**-126  # the smallest normal number of float32: a smaller weight 
 
 
 class IfGiven(str):
-    """The setting data.relevance, the name of the field with the relevance of a pair, for evaluation data. The type
-    IfGiven instead of str says that rows may lack the field. This does not allow rows of pairs to have a score in
-    another field: they are refused in evaluation data too."""
+    """A setting data.relevance or data.teacher for evaluation data: the name of a field, which rows may lack.
+
+    The type, instead of str, tells `record_of` (data/question_passage/formats.py) so, which never reads the teacher's
+    scores then. It does not allow rows of pairs to have a score in another field: they are refused in evaluation data
+    too.
+    """
 
 
 def if_given(name: str | None) -> IfGiven | None:
-    """Convert `name`, the setting data.relevance of training, to its form for evaluation data: IfGiven; None for
+    """Convert `name`, the setting data.relevance or data.teacher of training, to IfGiven for evaluation data; None to
     None."""
     return None if name is None else IfGiven(name)
 
 
 def relevance_of(value: Any, where: str) -> float:
-    """Convert `value`, a number or text that a file gives as the relevance of a positive pair, to a float in (0, 1].
+    """Convert `value`, which a file gives as the relevance of a positive pair, to a float in (0, 1].
 
-    where: the name of the field or column, for the message. Raises BadRow for a value that is no number, and for a
-    number above 1 or below SMALLEST.
+    value: a number, or text that holds one. where: the name of the field or column, for the message. Raises BadRow for
+    a value that is no number, and for a number above 1 or below SMALLEST.
     """
     number = value
     if isinstance(value, str):

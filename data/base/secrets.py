@@ -23,8 +23,12 @@ QUERY = re.compile(
 
 @cache
 def known_secrets() -> list[str]:
-    """Return the secrets of at least SHORTEST characters in netrc and in environment variables with names such as
-    HF_TOKEN, the longest first, each also in the base64 form that W&B (Weights & Biases) sends in its requests."""
+    """Return the secrets in netrc and in environment variables with names such as HF_TOKEN, the longest first.
+
+    Each is also there in the base64 form that W&B (Weights & Biases) sends in its requests. Secrets of fewer than
+    SHORTEST characters are left out. They are looked up once in a process: later changes of the environment are not
+    seen.
+    """
     texts = {text for name, text in os.environ.items() if VARIABLES.search(name)}
     texts |= {password for _, _, password in netrc_hosts().values()}
     secrets = {text for text in texts if len(text) >= SHORTEST}
@@ -41,8 +45,10 @@ def netrc_hosts() -> Mapping[str, tuple[str, str, str]]:
 
 
 def without_credentials(text: str) -> str:
-    """Return `text` with "[redacted]" in place of known secrets, of users and passwords in URLs, and of the query
-    strings of http URLs, which may hold signatures."""
+    """Return `text` with "[redacted]" in place of credentials.
+
+    These are known secrets, users and passwords in URLs, and the query strings of http URLs, which may hold signatures.
+    """
     for secret in known_secrets():
         text = text.replace(secret, HIDDEN)
     return QUERY.sub(rf"\1?{HIDDEN}", USER.sub(f"{HIDDEN}@", text))
@@ -51,8 +57,8 @@ def without_credentials(text: str) -> str:
 def without_secrets(tree: Any, by_name: bool = False) -> Any:
     """Return a copy of a JSON value with `without_credentials` applied to its strings, except the keys of mappings.
 
-    by_name: whether each string under a name like api_key or password is replaced by '[redacted]'. It is needed in a
-    copy that may be sent to other machines.
+    Tuples become lists. by_name: whether each string under a name like api_key or password is replaced by '[redacted]'.
+    It is needed in a copy that may be sent to other machines.
     """
     if isinstance(tree, str):
         return without_credentials(tree)
@@ -65,9 +71,11 @@ def without_secrets(tree: Any, by_name: bool = False) -> Any:
 
 
 def public_path(path: str) -> str:
-    """Shorten a path for publication, so that it reveals no private folders. An absolute path in the working folder
-    becomes relative; any other absolute path becomes "…/" and its last two parts; a relative path stays; a URL loses
-    its credentials."""
+    """Shorten a path for publication, so that it reveals no private folders.
+
+    An absolute path in the working folder becomes relative; any other absolute path becomes "…/" and its last two
+    parts; a relative path stays; a URL loses its credentials.
+    """
     if "://" in path:
         return without_credentials(path)
     full = Path(path).expanduser()

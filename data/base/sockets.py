@@ -10,16 +10,21 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class Connection:
-    """An open TCP socket. descriptor: its file descriptor. inode: distinguishes this socket from a later one with the
-    same descriptor. ports: the local and the remote port; the local one alone for a socket that is not connected."""
+    """An open TCP socket of this process.
+
+    descriptor: its file descriptor. inode: distinguishes this socket from a later one with the same descriptor. ports:
+    the local and the remote port; the local one alone for a socket that is not connected.
+    """
 
     descriptor: int
     inode: int
     ports: frozenset[int] = field(compare=False)
 
     def shut_down(self) -> None:
-        """Shut this TCP connection down in both directions, also for other processes that share its socket. A listening
-        socket stays open. Nothing happens if the socket was closed already."""
+        """Shut this TCP connection down in both directions, also for other processes that share its socket.
+
+        A listening socket stays open. Nothing happens if the socket was closed already.
+        """
         with suppress(OSError):  # closed, or not connected
             if os.fstat(self.descriptor).st_ino == self.inode:
                 with closing(_copy(self.descriptor)) as copy:
@@ -27,8 +32,11 @@ class Connection:
                     copy.shutdown(socket.SHUT_RDWR)
 
     def close_here(self) -> None:
-        """Close this TCP socket in this process only. Its file descriptor then refers to /dev/null, so that later use
-        of the socket fails."""
+        """Close this TCP socket in this process only: its file descriptor then refers to /dev/null.
+
+        Later use of the socket fails. Other processes that share it are not affected. It must still be open: a new file
+        with the same descriptor would be closed instead.
+        """
         null = os.open(os.devnull, os.O_RDWR)
         os.dup2(null, self.descriptor)
         os.close(null)

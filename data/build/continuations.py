@@ -33,8 +33,10 @@ DEPTH = 100  # the most rows that BM25 finds for a prompt
 
 @dataclass(frozen=True)
 class Row:
-    """The halves of a text, as a prompt and its right answer. id: id of the text in the corpus. group: name of its
-    group; all rows of a group are in one part."""
+    """The halves of a text, as a prompt and its right answer.
+
+    id: id of the text in the corpus. group: name of its group; all rows of a group are in one part.
+    """
 
     id: str
     group: str
@@ -43,14 +45,14 @@ class Row:
 
 
 def run(arguments: Sequence[str], options: ContinuationsOptions) -> None:
-    """Write train.jsonl, val.jsonl and test.jsonl, with options.examples also examples.jsonl, into the new folder
-    options.out; print the number of rows of each part and a command that trains on them. arguments: the path of the
-    corpus.
+    """Write train.jsonl, val.jsonl and test.jsonl, with options.examples also examples.jsonl, into options.out.
 
-    Raises ConfigError if options.out is missing or not empty; DataError if an id does not match options.group_of, if a
-    part has too few different answers for options.wrong, or if examples are wanted and train has only one group.
+    The folder options.out is new. Prints the number of rows of each part and a command that trains on them. arguments:
+    the path of the corpus. Raises ConfigError if options.out is missing or not empty; DataError if an id does not match
+    options.group_of, if a part has too few different answers for options.wrong, or if examples are wanted and train has
+    only one group; other errors as of `open_corpus`.
     """
-    out, (path, *_) = outputs.checked_out(options.out), arguments
+    out, (path, *_) = outputs.checked_new_folder(options.out), arguments
     parts: dict[str, list[Row]] = {part: [] for part in PARTS}
     for row in _halves(path, options.group_of):
         parts[part_by_hash(row.group, options.val, options.test)].append(row)
@@ -73,8 +75,11 @@ def run(arguments: Sequence[str], options: ContinuationsOptions) -> None:
 
 
 def _halves(path: str, pattern: str) -> Iterator[Row]:
-    """Yield a Row for each text of the corpus `path` that has a blank, cut at the blank nearest its middle; the answer
-    begins with this blank. pattern: the option group_of."""
+    """Yield a Row for each text of the corpus `path` that has a blank, cut at the blank nearest its middle.
+
+    The answer begins with this blank. Titles are not used; texts without a blank are left out. pattern: the option
+    group_of.
+    """
     corpus = open_corpus(local_path(path), "INPUT")
     for i in range(len(corpus)):
         (name,), text = corpus.ids(i, i + 1), corpus[i].text.strip()
@@ -86,6 +91,7 @@ def _halves(path: str, pattern: str) -> Iterator[Row]:
 
 
 def _write(path: Path, lines: Iterable[dict[str, object]]) -> None:
+    """Write each of `lines` as a line of JSON to the new file `path`."""
     with path.open("w", encoding="utf-8") as file:
         file.writelines(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
 
@@ -93,8 +99,10 @@ def _write(path: Path, lines: Iterable[dict[str, object]]) -> None:
 def _line(
     row: Row, prompt: str, rows: Sequence[Row], options: ContinuationsOptions, generator: np.random.Generator
 ) -> dict[str, object]:
-    """Return the fields of a line to write: `prompt`, the right answer of `row`, and options.wrong wrong answers, which
-    are answers of other rows, all different."""
+    """Return the fields of a line to write: id, prompt, the right answer of `row`, and options.wrong wrong answers.
+
+    The latter are answers of other rows of `rows`, all different; there must be so many.
+    """
     wrong: dict[str, None] = {}
     while len(wrong) < options.wrong:
         answer = rows[int(generator.integers(len(rows)))].answer
@@ -106,8 +114,10 @@ def _line(
 def _after_examples(
     rows: Sequence[Row], options: ContinuationsOptions, generator: np.random.Generator
 ) -> Iterator[dict[str, object]]:
-    """Yield the fields of options.examples lines for each row. The prompt of each line begins with a row of another
-    group as an example."""
+    """Yield the fields of options.examples lines for each row, each with an example before its prompt.
+
+    The example is a row of another group: the next that BM25 finds with probability BY_BM25, else a random one.
+    """
     index = build_bm25(row.prompt + row.answer for row in rows)
     for row in tracked(rows, "rows with examples", len(rows)):
         ((_, found),) = index.search([row.prompt], DEPTH)

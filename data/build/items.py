@@ -14,7 +14,7 @@ import numpy as np
 
 from dyad.data.base.errors import ConfigError, DataError, SampleError
 from dyad.data.base.progress import tracked
-from dyad.data.cli.inputs import InputKind, kind_of, refuse_unknown, shards_of
+from dyad.data.cli.inputs import InputKind, kind_of, require_images, shards_of
 from dyad.data.cli.options import Side, WeightsOptions, question_config
 from dyad.data.config import DataConfig
 from dyad.data.loading.order import weights_of_rows
@@ -63,8 +63,10 @@ class ItemCounts:
 
 
 def open_items(arguments: Sequence[str], options: WeightsOptions) -> ItemRows:
-    """Open the training data that the arguments name, in the syntax of data.train. Raises ConfigError for data that
-    cannot be counted, such as passages alone, and DataError for damaged data."""
+    """Open the training data that the arguments name, in the syntax of data.train, as rows of items to count.
+
+    Raises ConfigError for data that cannot be counted, such as passages alone, and DataError for damaged data.
+    """
     kind = kind_of(arguments, options)
     if kind is InputKind.passages:
         raise ConfigError(f"SOURCE {arguments[0]} has passages alone: give the file of their questions, and corpus=")
@@ -72,9 +74,12 @@ def open_items(arguments: Sequence[str], options: WeightsOptions) -> ItemRows:
 
 
 def count_items(rows: ItemRows, with_others: bool) -> ItemCounts:
-    """Count the items of all rows, in one pass that shows its progress. with_others: whether the items of rows.others()
-    are included, with the count 0 if they are never a positive. Takes 24 bytes of memory for each positive of each row
-    and for each item of rows.others(). Raises DataError if `rows` does."""
+    """Count the items of all rows, in one pass that shows its progress.
+
+    with_others: whether the items of rows.others() are included, with the count 0 if they are never a positive. Takes
+    24 bytes of memory for each positive of each row and for each item of rows.others(). The result may have no item.
+    Raises DataError if `rows` does.
+    """
     keys, counts, places = array("q"), array("d"), array("q")
     for i, weight in enumerate(tracked(rows.weights, "counting", len(rows.weights))):
         for key, draws in rows.draws(i):
@@ -90,15 +95,17 @@ def count_items(rows: ItemRows, with_others: bool) -> ItemCounts:
 
 
 def data_config(options: WeightsOptions) -> DataConfig:
-    """Return the section `data` of a run's configuration with which the run reads training data as `python -m data
-    weights` does with `options`."""
+    """Return the section `data` of a run that reads training data as `python -m data weights` does with `options`."""
     own = ("template", "caption_per", "captions", "caption_weights", "text_key", "image_key", "max_image_pixels")
     return replace(question_config(options), **{name: getattr(options, name) for name in own})
 
 
 class QuestionItems:
-    """The rows of files of questions as ItemRows. Items are the questions if options.side is x, else the passages.
-    The constructor raises ConfigError and DataError as `open_questions` does."""
+    """The rows of files of questions as ItemRows. A bad row raises DataError; `bad` stays empty.
+
+    Items are the questions if options.side is x, else the passages. The constructor raises ConfigError and DataError as
+    `open_questions` does.
+    """
 
     def __init__(self, arguments: Sequence[str], options: WeightsOptions) -> None:
         self._rows: QuestionRows = open_questions(arguments, data_config(options), "SOURCE")
@@ -131,14 +138,17 @@ class QuestionItems:
 
 
 class ImageItems:
-    """The samples of shards as ItemRows. Items are the images if options.side is x, else the captions. `draws` raises
-    DataError when more bad samples were met than the default of data.bad_share allows."""
+    """The samples of shards as ItemRows. Items are the images if options.side is x, else the captions.
+
+    `draws` raises DataError when more bad samples were met than the default of data.bad_share allows. The constructor
+    raises ConfigError as `require_images` does, and errors as `open_shards` does.
+    """
 
     def __init__(self, arguments: Sequence[str], options: WeightsOptions) -> None:
         from dyad.data.image_text.dataset import caption_draws  # loads torch
         from dyad.data.image_text.sample import ShardSample
 
-        refuse_unknown(arguments, options, "SOURCE")
+        require_images(arguments, options, "SOURCE")
         self._shards = open_shards(shards_of(arguments, options, "SOURCE"))
         self._config, self._side = data_config(options), options.side
         self._read: Callable[[int], Any] = lambda i: ShardSample.read(self._shards, i)

@@ -26,7 +26,7 @@ from dyad.data.build.questions import open_built_of
 from dyad.data.build.summary import Summary, example
 from dyad.data.build.unfinished import lines_done, unfinished
 from dyad.data.cli.options import NegativesOptions, PassagesOfRows, Target
-from dyad.data.cli.outputs import new_file, question_command
+from dyad.data.cli.outputs import checked_new_file, question_command
 from dyad.data.cli.writers import JSON_ROWS, RELEVANCE, ROWS
 from dyad.data.config import PassageConfig
 from dyad.data.question_passage.answers import answer_finder
@@ -47,12 +47,15 @@ EXAMPLES = 3
 
 
 def run(arguments: Sequence[str], options: NegativesOptions) -> None:
-    """Build the training rows of the questions that the only argument names, in the new file options.out, and print a
-    summary. A build that was stopped continues where it stopped. Raises ConfigError for options that cannot work,
-    DataError for damaged data and if no question has a positive."""
+    """Build the training rows of the questions that the only argument names, in the new file options.out.
+
+    Prints a summary and a command that trains on them. A build that was stopped continues where it stopped, if data and
+    options are the same. Raises ConfigError for options that cannot work, DataError for damaged data and if no question
+    has a positive.
+    """
     if options.passages is PassagesOfRows.ids and not (options.out or "").endswith(".jsonl"):
         raise ConfigError(f"passages=ids with out={options.out}: such rows are lines of a .jsonl file")
-    (source,), out = arguments, new_file(options.out, [*JSON_ROWS])
+    (source,), out = arguments, checked_new_file(options.out, [*JSON_ROWS])
     with unfinished(out) as work:
         builder = Builder(source, options, Path(options.index or work))
         done, lines = lines_done(work / "rows", builder.identity), work / "rows"
@@ -81,12 +84,12 @@ def run(arguments: Sequence[str], options: NegativesOptions) -> None:
 
 
 class Builder:
-    """Makes the training rows of questions. The constructor opens the questions and the corpus, and opens or builds the
-    BM25 index. A pickled Builder is opened anew, once in each process. len(builder) is the number of questions.
+    """Makes the training rows of questions, by number. len(builder) is the number of questions.
 
-    source: names the questions. folder: folder of the BM25 index. corpus: the passages that are searched. identity: a
-    digest of everything on which the rows depend. The constructor raises ConfigError if the folder cannot be written,
-    and errors as `open_built_of` does.
+    The constructor opens the questions and the corpus, and opens or builds the BM25 index. A pickled Builder is opened
+    anew, once in each process. source: names the questions. folder: folder of the BM25 index, made if needed. corpus:
+    the passages that are searched. identity: a digest of everything on which the rows depend. The constructor raises
+    ConfigError if the folder cannot be written, and errors as `open_built_of` does.
     """
 
     def __init__(self, source: str, options: NegativesOptions, folder: Path) -> None:
@@ -109,9 +112,11 @@ class Builder:
         return _opened, self._made_of
 
     def line(self, i: int) -> bytes:
-        """Return the line of question i in the file of finished lines: JSON with its numbers for Summary.add, a tab,
-        and its training row as JSON (empty if it has no positive). Raises ConfigError for passages inside rows if
-        options.passages asks for ids."""
+        """Return the line of question i in the file of finished lines, as bytes with a newline.
+
+        It is JSON with its numbers for Summary.add, a tab, and its training row as JSON (empty if it has no positive).
+        Raises ConfigError for passages inside rows if options.passages asks for ids, DataError for a damaged row.
+        """
         found = self._questions.row(i)
         ((_, hits),) = self._bm25.search([found.question.text], self._options.depth)
         inside = len(found.positives) and isinstance(found.positives, InlinePassages)
@@ -157,7 +162,7 @@ _OPEN: dict[str, Builder] = {}  # the open Builder of this process, by its argum
 
 
 def _opened(source: str, options: NegativesOptions, folder: Path) -> Builder:
-    """Return the Builder of these arguments. A worker process opens it once and keeps it for all its questions."""
+    """Return the Builder of these arguments, which a worker process opens once and keeps for all its questions."""
     key = repr((source, options, folder))
     if key not in _OPEN:
         _OPEN.clear()
@@ -169,8 +174,11 @@ def _opened(source: str, options: NegativesOptions, folder: Path) -> Builder:
 
 
 def _finish(lines: Path, out: Path, corpus: Corpus) -> tuple[Summary, list[str]]:
-    """Write the rows of the complete file `lines` to the file `out`, atomically. Return the summary, and lines to print
-    for EXAMPLES rows. Raises DataError if there is no row, and if `lines` is damaged."""
+    """Write the rows of the complete file `lines` to the file `out`, atomically.
+
+    Return the summary, and lines to print for EXAMPLES rows. Raises DataError if there is no row, and if `lines` is
+    damaged.
+    """
     summary, starts = Summary(), array("q")
     with open_foreign(lines) as file, whole_file(out) as new, JSON_ROWS[out.suffix](new) as add:
         at = len(file.readline())
@@ -192,5 +200,6 @@ def _finish(lines: Path, out: Path, corpus: Corpus) -> tuple[Summary, list[str]]
 
 
 def _row_at(file: BinaryIO, start: int, corpus: Corpus) -> QuestionRow:
+    """Read the training row that begins at byte `start` of the file of finished lines."""
     file.seek(start)
     return row_of(record_of(json.loads(file.readline()), PassageConfig()), corpus, "the new row", "corpus")

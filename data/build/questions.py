@@ -20,8 +20,10 @@ from dyad.data.tables.prepare import prepared_tables
 
 
 class Questions(Protocol):
-    """Interface of questions that are read by number. A row may have right passages. fingerprint: a hash of the
-    data."""
+    """Interface of questions that are read by number; `row` raises DataError for a damaged one.
+
+    A row may have right passages. fingerprint: a hash of the data.
+    """
 
     fingerprint: str
 
@@ -31,8 +33,11 @@ class Questions(Protocol):
 
 
 class TableQuestions:
-    """The questions of a DPR table, with their answers and without passages. path: the file of the table. The
-    constructor raises DataError for a damaged row."""
+    """The questions of a DPR table (question and answers, tab-separated), without passages. path: the file of the
+    table.
+
+    All are kept in memory. The constructor raises DataError for a damaged row.
+    """
 
     def __init__(self, path: str) -> None:
         self.fingerprint = sha256_of(path)
@@ -46,7 +51,7 @@ class TableQuestions:
 
 
 class AnsweredQuestions:
-    """The questions of rows that have answers and no passages. answers: name of the field with the answers of a row."""
+    """The questions of rows that have answers and no passages. answers: the field with the answers of a row."""
 
     def __init__(self, rows: Rows, answers: str) -> None:
         self.fingerprint, self._rows, self._answers = rows.fingerprint, rows, answers
@@ -59,9 +64,11 @@ class AnsweredQuestions:
 
 
 def open_built_of(source: str, options: NegativesOptions) -> tuple[Questions, Corpus]:
-    """Open the questions that `source` names, and the corpus to search: options.corpus if it is set, else that of the
-    source, a BEIR folder. Raises ConfigError for a source that cannot work or has no question, and if there is no
-    corpus; DataError for damaged data."""
+    """Open the questions that `source` names, and the corpus to search.
+
+    The corpus is options.corpus if it is set, else that of the source, a BEIR folder. Raises ConfigError for a source
+    that cannot work or has no question, and if there is no corpus; DataError for damaged data.
+    """
     if recognised([source], table_keys(options))[0] is InputKind.images:
         raise ConfigError(f"QUESTIONS {source} holds images, and no questions")
     questions, corpus = _open(source, options)
@@ -77,6 +84,7 @@ def open_built_of(source: str, options: NegativesOptions) -> tuple[Questions, Co
 
 
 def _open(source: str, options: NegativesOptions) -> tuple[Questions, Corpus | None]:
+    """Open the questions that `source` names, and its own corpus; None if it has none."""
     if is_answers_table(source, options.columns):
         return TableQuestions(source), None
     if not is_beir(source):
@@ -88,7 +96,9 @@ def _open(source: str, options: NegativesOptions) -> tuple[Questions, Corpus | N
 
 
 def _is_answered(fields: dict[str, Any], answers: str) -> bool:
-    """Whether the row `fields` has the field `answers`, and no field that its format would read as passages, except
-    this one."""
+    """Whether the row `fields` has the field `answers`, and no passages.
+
+    Its format may read no other field as passages than this one.
+    """
     read = format_of(fields)
     return answers in fields and (read is None or read.lists(fields) == [answers])

@@ -40,7 +40,8 @@ BLOCK = 1 << 16  # events that are written at a time
 class Events:
     """E events of the users that have enough, sorted by user, then by time.
 
-    user_e, item_e: (E,) int64 numbers of each event's user and item. time_e: (E,) float64. users: ids by number.
+    user_e, item_e (E,) int64: numbers of each event's user and item. time_e (E,) float64: as in the log. users:
+    users[u] is the id of user u, also of users that were left out.
     """
 
     user_e: Int64s
@@ -50,12 +51,13 @@ class Events:
 
 
 def run(arguments: Sequence[str], options: SequencesOptions) -> None:
-    """Divide the events of the input arguments[0] into train, val and test. Write a log of each part and log q of the
-    items into the new folder options.out, and print the numbers of events.
+    """Divide the events of the input arguments[0] into train, val and test, in the new folder options.out.
 
-    Raises ConfigError for options that cannot work, DataError if no user has options.least events.
+    Writes a log of each part and log q of the items of train, and prints the numbers of events. Raises ConfigError for
+    options that cannot work, also if a part gets no event; DataError if no user has options.least events, and for
+    damaged data.
     """
-    out = outputs.checked_out(options.out)
+    out = outputs.checked_new_folder(options.out)
     log = _log(arguments[0], options)
     counts_u = np.diff(log.starts)
     if not (kept_u := counts_u >= options.least).any():
@@ -80,10 +82,10 @@ def run(arguments: Sequence[str], options: SequencesOptions) -> None:
 
 
 def _log(source: str, options: SequencesOptions) -> Log:
-    """Return the events of a log; with options.user_of, the events of a corpus or of a BEIR folder's judgements, in
-    their order, which is their time.
+    """Return the events of a log, or with options.user_of those of a corpus or of a BEIR folder's judgements.
 
-    Raises ConfigError for another source, DataError for an id that options.user_of does not match.
+    The latter are in their order, which is their time. Raises ConfigError for another source, DataError for an id that
+    options.user_of does not match.
     """
     if options.user_of is None:
         return read_log(log_files(source, "INPUT"), SequenceConfig(options.user, options.item, options.time))
@@ -105,8 +107,10 @@ def _write_parts(folder: Path, events: Events, items: Sequence[str], part_e: Int
 
 
 def _id_pairs(source: str) -> Iterator[tuple[str, str]]:
-    """Yield pairs of ids: (id, id) for each text of a corpus; in a BEIR folder with judgements, (question id, passage
-    id) for each passage that is judged right for a question (grade above 0)."""
+    """Yield pairs of ids: (id, id) for each text of a corpus, (question id, passage id) of a BEIR folder's judgements.
+
+    These are the passages that are judged right for a question (grade above 0), in all files of qrels/.
+    """
     qrels = Path(source) / "qrels"
     if not qrels.is_dir():
         corpus = open_corpus(source, "INPUT")
@@ -119,8 +123,10 @@ def _id_pairs(source: str) -> Iterator[tuple[str, str]]:
 
 
 def _write_log_q(path: Path, items: Sequence[str], counts_n: Int64s) -> None:
-    """Write the file of log q, by content key. q of an item is its share of the training events. counts_n: number of
-    training events of each item; items without one are left out."""
+    """Write the file of log q of the items, by content key; q of an item is its share of the training events.
+
+    items: ids by number. counts_n (n,): number of training events of each item; items without one are left out.
+    """
     (found,) = counts_n.nonzero()
     keys_n = item_keys([items[i] for i in found.tolist()])
     order = np.argsort(keys_n)
@@ -129,6 +135,10 @@ def _write_log_q(path: Path, items: Sequence[str], counts_n: Int64s) -> None:
 
 
 def _last(events: Events, options: SequencesOptions) -> Int64s:
+    """Return the part (index in PARTS) of each event, int64 (E,): the last of a user test, the one before it val.
+
+    Each user must have two events or more.
+    """
     (last,) = np.append(np.diff(events.user_e) > 0, True).nonzero()
     part_e = np.zeros(len(events.user_e), np.int64)
     part_e[last - 1], part_e[last] = PARTS.index("val"), PARTS.index("test")
@@ -136,6 +146,10 @@ def _last(events: Events, options: SequencesOptions) -> Int64s:
 
 
 def _by_time(events: Events, options: SequencesOptions) -> Int64s:
+    """Return the part (index in PARTS) of each event, int64 (E,): by two times, so that parts have the wanted shares.
+
+    Events of equal time are in one part.
+    """
     times = np.sort(events.time_e)
     shares = 1 - options.val - options.test, 1 - options.test
     bounds = [times[min(int(share * len(times)), len(times) - 1)] for share in shares]
@@ -143,13 +157,16 @@ def _by_time(events: Events, options: SequencesOptions) -> Int64s:
 
 
 def _by_hash(events: Events, options: SequencesOptions) -> Int64s:
+    """Return the part (index in PARTS) of each event, int64 (E,): that of its user by `part_by_hash`."""
     part_u = [PARTS.index(part_by_hash(user, options.val, options.test)) for user in events.users]
     return np.array(part_u)[events.user_e]
 
 
 def part_by_hash(name: str, val: float, test: float) -> str:
-    """Return the part ("train", "val" or "test") of a group of data, which depends on a hash of the group's name. val,
-    test: the shares of these parts, in 0 … 1."""
+    """Return the part ("train", "val" or "test") of a group of data, by a hash of the group's name.
+
+    val, test: the shares of these parts, in 0 … 1.
+    """
     share = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8]) / 2**64
     return "test" if share < test else "val" if share < test + val else "train"
 

@@ -17,8 +17,9 @@ LETTERS = 90  # the most characters of a text in an example
 class Summary:
     """Statistics of the questions that were added so far.
 
-    without: number of questions without a positive, by reason. ranks: for each row (question with a positive) the rank
-    of its best positive, inf if BM25 did not find it. positives, negatives: the number of each that each row has.
+    without: number of questions without a positive, by reason. ranks: for each row (question with a positive) the rank,
+    from 1, of its best positive, inf if BM25 did not find it. positives, negatives: the number of each that each row
+    has.
     """
 
     without: Counter[str] = field(default_factory=Counter)
@@ -27,8 +28,11 @@ class Summary:
     negatives: "array[int]" = field(default_factory=lambda: array("q"))
 
     def add(self, head: dict[str, Any]) -> None:
-        """Add a question. head: {"why": the reason why it has no positive}, or {"rank": the rank of its best positive
-        or None, "positives": their number, "negatives": their number}."""
+        """Add a question.
+
+        head: {"why": the reason why it has no positive}, or {"rank": the rank of its best positive or None,
+        "positives": their number, "negatives": their number}.
+        """
         if "why" in head:
             self.without[head["why"]] += 1
             return
@@ -38,12 +42,14 @@ class Summary:
 
     @property
     def reasons(self) -> str:
-        """The reasons why questions have no positive, with the number of questions, as text for a message."""
+        """The reasons why questions have no positive, each with its number of questions, as text for a message."""
         return ", ".join(f"{why}: {count:,}" for why, count in self.without.most_common())
 
     def lines(self, depth: int) -> Iterator[str]:
-        """Yield the lines of the summary, which needs at least one row. depth: the most passages that BM25 found for a
-        question."""
+        """Yield the lines of the summary; at least one question with a positive must have been added.
+
+        depth: the most passages that BM25 found for a question.
+        """
         rows, dropped = len(self.negatives), self.without.total()
         ranks, negatives = np.asarray(self.ranks), np.asarray(self.negatives)
         missed, none = int(np.isinf(ranks).sum()), int((negatives == 0).sum())

@@ -5,23 +5,23 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from dyad.data.base.errors import ConfigError
-from dyad.data.base.files import alive, is_held, remove
+from dyad.data.base.files import hold_lock, is_held, remove
 
 
 @contextmanager
 def unfinished(out: Path) -> Iterator[Path]:
-    """Context manager that yields the folder `.NAME.build` beside the new file `out`, for unfinished work. The folder
-    has the files that an earlier, stopped process left in it. It is deleted when the block ends without an error; after
-    an error it stays unless it is empty.
+    """Context manager that yields the folder `.NAME.build` beside the new file `out`, for unfinished work.
 
-    Raises ConfigError when another process works on the same file, and in place of an OSError of the block.
+    The folder has the files that an earlier, stopped process left in it. It is deleted when the block ends without an
+    error; after an error it stays unless it is empty. The folder of `out` must exist. Raises ConfigError when another
+    process works on the same file, and in place of an OSError of the block.
     """
     folder = out.with_name(f".{out.name}.build")
     try:
         folder.mkdir(exist_ok=True)
         if is_held(folder):
             raise ConfigError(f"out={out}: another process is building it")
-        with alive(folder):
+        with hold_lock(folder):
             try:
                 yield folder
                 remove(folder)

@@ -15,7 +15,7 @@ from dyad.data.base.errors import ConfigError, DataError
 from dyad.data.base.progress import print_line
 from dyad.data.build.items import ItemCounts, ItemRows, count_items, open_items
 from dyad.data.cli.options import ImageTask, WeightsOptions
-from dyad.data.cli.outputs import command, new_file
+from dyad.data.cli.outputs import checked_new_file, command
 from dyad.data.log_weights import LOG_Q, ZETA, LogWeights, write_log_weights
 from dyad.data.shards.manifest import summary
 
@@ -24,9 +24,12 @@ MOST, LEAST, LETTERS = 10, 3, 70  # numbers of most and least frequent items sho
 
 
 def run(arguments: Sequence[str], options: WeightsOptions) -> None:
-    """Write log q of each item on one side of the data that the arguments name (with options.temperature ζ = −τ log q),
-    and print a summary. Raises ConfigError for options that cannot work, DataError for damaged data."""
-    out = new_file(options.out, [SUFFIX])
+    """Write log q of each item on one side of the data that the arguments name to options.out, and print a summary.
+
+    With options.temperature τ, ζ = −τ log q is written. Raises ConfigError for options that cannot work, DataError for
+    damaged data and if there is no item.
+    """
+    out = checked_new_file(options.out, [SUFFIX])
     if options.task is not ImageTask.image_text:
         raise ConfigError(f"task={options.task}: items are counted of images with captions, or of questions")
     rows = open_items(arguments, options)
@@ -46,14 +49,19 @@ def run(arguments: Sequence[str], options: WeightsOptions) -> None:
 
 
 def log_q(counts_n: np.ndarray, power: float, add: float) -> np.ndarray:
-    """Return log q of n items, float64 (n,), by the formula in the module docstring. counts_n (n,) float64: n_j, all
-    above 0 if `add` is 0. power, add: p and a of the formula."""
+    """Return log q of n items, float64 (n,), by the formula in the module docstring; the q of all items sum to 1.
+
+    counts_n (n,) float64: n_j, all above 0 if `add` is 0. power, add: p and a of the formula.
+    """
     log_weight_n = power * np.log(counts_n + add)
     return log_weight_n - np.logaddexp.reduce(log_weight_n)
 
 
 def describe(rows: ItemRows, items: ItemCounts, log_q_n: np.ndarray, options: WeightsOptions) -> Iterator[str]:
-    """Yield the lines of the summary: the number of items, the entropy of q, the most and the least frequent items."""
+    """Yield the lines of the summary: the number of items, the entropy of q, the most and the least frequent items.
+
+    log_q_n (n,): log q of `items`. Reads the texts of the shown items again.
+    """
     q_n, n = np.exp(log_q_n), len(log_q_n)
     order = np.argsort(-log_q_n, kind="stable")
     effective = float(np.exp(-(q_n * log_q_n).sum()))  # the exponential of the entropy
@@ -72,6 +80,7 @@ def describe(rows: ItemRows, items: ItemCounts, log_q_n: np.ndarray, options: We
 
 
 def _uses(out: Path, name: str) -> Iterator[str]:
+    """Yield the lines that say how training uses the file `out`. name: what its numbers are, LOG_Q or ZETA."""
     yield f"written to {out}; train with"
     yield command(f"  objective=one_sided_dpm objective.importance={name}", {"objective.importance_file": out})
     if name == LOG_Q:

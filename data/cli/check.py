@@ -52,7 +52,8 @@ INTEGERS = partial(array, "q")  # arrays of 64-bit integers, because there may b
 
 def run(arguments: Sequence[str], options: CheckOptions) -> None:
     """Check all data that the arguments (paths or URLs) name, and print statistics and a command that trains on them.
-    With options.val, print how much of that data is also in the training data. Raises DataError if data are bad."""
+    With options.val, print how much of that data is also in the training data. Raises DataError if data are bad,
+    ConfigError for arguments and options that cannot work."""
     check = {InputKind.images: check_shards, InputKind.questions: check_questions, InputKind.passages: check_passages}
     kind = inputs.kind_of(arguments, options)
     samples = check[kind](arguments, options)
@@ -68,9 +69,9 @@ def run(arguments: Sequence[str], options: CheckOptions) -> None:
 
 
 def print_leaks(values: Sequence[str], options: CheckOptions, val: str) -> None:
-    """Print how many contents (images, captions, questions, passages) of the evaluation data `val` are also in the
-    training data `values`, with examples. val: in the syntax of data.val. Raises ConfigError if both hold different
-    kinds of data."""
+    """Print how many contents (images, captions, questions, passages) of `val` are also in `values`, with examples.
+    values: training data. val: evaluation data, in the syntax of data.val. Reads all of both. Raises ConfigError if
+    both hold different kinds of data or one holds passages alone, DataError for a row that cannot be read."""
     folder, _, split = val.rpartition("@")
     named = (folder, split) if inputs.is_beir(folder) else (val, "test" if inputs.is_beir(val) else options.split)
     held_out = dict[str, dict[int, str]]()  # kind → content key → where it stands first, and its text
@@ -96,7 +97,7 @@ def print_leaks(values: Sequence[str], options: CheckOptions, val: str) -> None:
 
 class BadLines(dict[str, tuple[int, str]]):
     """Fault → (number of messages, first message). Messages that differ only in numbers and quoted names are about one
-    fault. After SHOWN faults, all further ones count as one fault."""
+    fault. After SHOWN faults, all further ones count as one fault, "others"."""
 
     @property
     def count(self) -> int:
@@ -104,7 +105,7 @@ class BadLines(dict[str, tuple[int, str]]):
         return sum(count for count, _ in self.values())
 
     def add(self, line: str, fault: str | None = None, count: int = 1) -> None:
-        """Count the message `line`. fault: its fault; None: derived from `line`. count: the number of messages."""
+        """Count `count` messages that begin with `line`. fault: what they are about; None: derived from `line`."""
         fault = VARYING.sub("…", line) if fault is None else fault
         fault = fault if fault in self or len(self) < SHOWN else "others"
         before, first = self.get(fault, (0, line))
@@ -133,11 +134,12 @@ def count_repeated(keys: array[int]) -> int:
 class ImageFindings:
     """Statistics of samples in shards of images. `a += b` adds the statistics b of other samples to a.
 
-    samples: their number. formats, modes: number of images by file suffix and by PIL's name of the colour format.
-    widths, heights: in pixels, of each image. captions: number of captions of each image. words: number of words of
-    each caption. missing: number of captions in MISSING. several: images whose txt has a caption of several lines.
-    labels: number of images by class. images, texts: content keys (64-bit hashes) of images and captions. bad: messages
-    about bad samples."""
+    samples: their number, also bad ones. formats, modes: number of images by file suffix and by PIL's name of the
+    colour format. widths, heights: in pixels, of each image. captions: number of captions of each image. words: number
+    of words of each caption. missing: number of captions in MISSING. several: images whose txt has a caption of several
+    lines. labels: number of images by class. images, texts: content keys of images and captions. bad: messages on bad
+    samples.
+    """
 
     samples: int = 0
     formats: Counter[str] = field(default_factory=Counter)
@@ -160,14 +162,13 @@ class ImageFindings:
 
 
 def check_shards(values: Sequence[str], options: CheckOptions) -> int:
-    """Check all shards of images that `values` (paths or URLs) name, and print statistics. Returns how many samples
-    there are.
+    """Check all shards of images that `values` name, print statistics, and return the number of samples.
 
-    Each shard is indexed first. If its index lists problems (damaged places in the file), they are printed and the
-    samples of this shard are not read. Captions are read as `as_trained` says. Raises DataError at the end when
-    anything is damaged, or when there is no sample.
+    values: paths or URLs. Each shard is indexed first. If its index lists problems (damaged places in the file), they
+    are printed and the samples of this shard are not read. Captions are read as `as_trained` says. Raises DataError at
+    the end when anything is damaged, or when there is no sample; ConfigError as `require_images` does.
     """
-    inputs.refuse_unknown(values, options, "SOURCE")
+    inputs.require_images(values, options, "SOURCE")
     indexes = index_sources(inputs.shards_of(values, options, "SOURCE"), options.workers)
     sound = [index for index in indexes if not index.problems]
     options = as_trained(Shards([ShardSource(tuple(index.path for index in sound))], sound), options)
@@ -252,6 +253,7 @@ def _unread(values: Sequence[str], options: CheckOptions, indexes: Sequence[Shar
 
 
 def _counts(counter: Counter[str]) -> str:
+    """Return the names and counts for a printed line, the most frequent first; "none" if there are none."""
     return ", ".join(f"{name} {count:,}" for name, count in counter.most_common()) or "none"
 
 
@@ -260,9 +262,8 @@ def _counts(counter: Counter[str]) -> str:
 
 @dataclass
 class PassageStatistics:
-    """Statistics of passages. id_hashes: 64-bit hashes of the ids. keys: content keys (64-bit hashes of title and
-    text). sizes: number of bytes of each text. titles: number of passages with a title. rows: number of rows, bad ones
-    included."""
+    """Statistics of passages. id_hashes: 64-bit hashes of the ids. keys: content keys (hashes of title and text).
+    sizes: bytes of each text. titles: number of passages with a title. rows: number of rows, bad ones included."""
 
     id_hashes: array[int] = field(default_factory=INTEGERS)
     keys: array[int] = field(default_factory=INTEGERS)
@@ -272,8 +273,8 @@ class PassageStatistics:
 
     @classmethod
     def of(cls, passages: Located[Passage], bad: BadLines, odd: BadLines) -> PassageStatistics:
-        """Return the statistics of passages. bad: gets a message for each row that training refuses, a BadRow or a
-        passage without an id. odd: gets a message for each empty passage, which training accepts."""
+        """Return the statistics of passages; messages about them are added to `bad` and `odd`. bad: for each row that
+        training refuses, a BadRow or a passage without an id. odd: for each empty passage, which training accepts."""
         found = cls()
         for where, passage in passages:
             found.rows += 1
@@ -303,10 +304,10 @@ class PassageStatistics:
 
 
 def check_questions(values: Sequence[str], options: CheckOptions) -> int:
-    """Read every question row of the files that `values` (paths or URLs) name, and the corpus of passages if there is
-    one, and print statistics. Returns how many rows there are.
+    """Read every question row of the files that `values` name, and the corpus if there is one, and print statistics.
 
-    Raises DataError at the end when training would refuse a row or passage, or when there is no row.
+    Return the number of rows. Raises DataError at the end when training would refuse a row or passage, or if there is
+    no row; ConfigError as `open_input` does.
     """
     source, bad, odd, rows = inputs.open_input(values, options, "SOURCE"), BadLines(), BadLines(), 0
     lengths = {name: INTEGERS() for name in LISTS}  # lengths of each row's lists
@@ -345,11 +346,10 @@ def check_questions(values: Sequence[str], options: CheckOptions) -> int:
 
 
 def check_passages(values: Sequence[str], options: CheckOptions) -> int:
-    """Read every passage of the files that `values` (paths or URLs) name, and print statistics. The files hold passages
-    only, no questions. Returns how many there are.
+    """Read every passage of the files that `values` name, and print statistics. Return the number of rows.
 
-    Raises DataError at the end when a passage cannot be read, has no id or repeats the id of another one, or when there
-    is no row.
+    The files hold passages only, no questions. Raises DataError at the end when a passage cannot be read, has no id or
+    repeats the id of another one, or when there is no row.
     """
     bad, odd, unread = BadLines(), BadLines(), UnreadFields()
     found = PassageStatistics.of(inputs.open_passages(values, "SOURCE", unread, options), bad, odd)
@@ -372,6 +372,7 @@ def _repeated_ids(values: Sequence[str], found: PassageStatistics, options: Chec
 
 
 def _quantiles(values: array[int]) -> str:
+    """Return minimum, median, 95th percentile and maximum for a printed line; "none" without values."""
     if not values:
         return "none"
     low, median, high, most = np.quantile(np.array(values), [0, 0.5, 0.95, 1], method="nearest")

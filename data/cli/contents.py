@@ -7,7 +7,7 @@ from typing import Any
 
 from dyad.data.base.errors import BadRow, ConfigError, DataError, SampleError
 from dyad.data.cli import outputs
-from dyad.data.cli.inputs import InputKind, is_beir, kind_of, open_input, refuse_unknown, shards_of, usual_negatives
+from dyad.data.cli.inputs import InputKind, is_beir, kind_of, open_input, require_images, shards_of, usual_negatives
 from dyad.data.cli.options import CheckOptions, ImageTask, ReadOptions
 from dyad.data.shards.content_keys import content_key
 from dyad.data.shards.shards import Shards, open_shards
@@ -28,8 +28,8 @@ def contents(values: Sequence[str], options: ReadOptions, argument: str) -> Iter
 
     The contents are a dict: kind → content key → text. The kinds are "question" and "passage" (the right passages), or
     "picture" and "caption". The text of passages and pictures is "". values: paths or URLs. argument: name of the
-    command-line argument `values`, for messages. Raises ConfigError for passages without questions, DataError for a row
-    that cannot be read.
+    command-line argument `values`, for messages. Raises ConfigError for passages without questions and as `open_input`
+    and `require_images` do, DataError for a row that cannot be read.
     """
     kind = kind_of(values, options)
     if kind is InputKind.passages:
@@ -43,7 +43,7 @@ def contents(values: Sequence[str], options: ReadOptions, argument: str) -> Iter
         return
     from dyad.data.image_text.sample import ShardSample  # imports torch
 
-    refuse_unknown(values, options, argument)
+    require_images(values, options, argument)
     shards = open_shards(shards_of(values, options, argument))
     for i in range(len(shards)):
         sample = ShardSample.read(shards, i)
@@ -54,7 +54,9 @@ def contents(values: Sequence[str], options: ReadOptions, argument: str) -> Iter
 
 def captions_of(sample: Any, options: ReadOptions) -> list[str]:
     """Return the captions of a ShardSample; [] if it has a class number instead, or if options.task uses no captions.
-    Raises SampleError when a task with captions finds neither captions nor a class number."""
+
+    Raises SampleError when a task with captions finds neither captions nor a class number, or one that is damaged.
+    """
     if options.task is not ImageTask.image_text:
         return []
     name = caption_name(sample, options)
@@ -65,8 +67,10 @@ def captions_of(sample: Any, options: ReadOptions) -> list[str]:
 
 
 def caption_name(sample: Any, options: ReadOptions) -> str:
-    """Return the first entry of options.captions that a ShardSample has: "txt", "cls" or a json field. Raises
-    SampleError when it has none."""
+    """Return the first entry of options.captions that a ShardSample has: "txt", "cls" or a json field.
+
+    Raises SampleError when it has none. Whether the entry holds a usable text is not checked.
+    """
     there = {*sample.members, *sample.fields} - {"json"}
     name = next((name for name in options.captions.split(",") if name in there), None)
     if name is None:
@@ -76,9 +80,11 @@ def caption_name(sample: Any, options: ReadOptions) -> str:
 
 
 def as_trained(shards: Shards, options: CheckOptions) -> CheckOptions:
-    """Return the options with only one entry of options.captions: the one with which the first sound sample of `shards`
-    is read, because training reads the captions of all samples under one name. The options are unchanged if none of the
-    first SOUGHT samples is sound, and if options.task uses no captions."""
+    """Return the options with only one entry of options.captions: that of the first sound sample of `shards`.
+
+    Training reads the captions of all samples under one name. The options are unchanged if none of the first SOUGHT
+    samples is sound, and if options.task uses no captions.
+    """
     from dyad.data.image_text.sample import ShardSample
 
     sought = SOUGHT if options.task is ImageTask.image_text else 0
@@ -92,10 +98,13 @@ def as_trained(shards: Shards, options: CheckOptions) -> CheckOptions:
 def train_command(
     values: Sequence[str], options: ReadOptions, paths: outputs.Paths, samples: int, split: str = "train"
 ) -> str:
-    """Return a shell command that trains on data, or a text beginning with "nothing" for images with class numbers as
-    captions. values: paths or URLs of the data, from which kind and captions are read. paths: configuration key, such
-    as data.train → its value in the command. samples: number of training samples. split: the split of a BEIR folder to
-    train on."""
+    """Return a shell command that trains on data; for images whose captions are class numbers, a text for people.
+
+    This text begins with "nothing". values: paths or URLs of the data, from which kind and captions are read. paths:
+    configuration key, such as data.train → its value in the command. samples: number of training samples. split: the
+    split of a BEIR folder to train on. Options that differ from their defaults are part of the command. Raises errors
+    as the readers of the data do.
+    """
     kind = kind_of(values, options)
     changed = {name: value for name in KEYS[kind] if (value := getattr(options, name)) != getattr(ReadOptions, name)}
     paths = {**paths, **{KEYS[kind][name]: value for name, value in changed.items()}}

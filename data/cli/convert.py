@@ -11,7 +11,7 @@ import numpy as np
 from dyad.data.base.errors import BadRow, ConfigError
 from dyad.data.cli.inputs import InputQuestions, UnreadFields, open_input, open_passages
 from dyad.data.cli.options import PackOptions, Target
-from dyad.data.cli.outputs import Tally, checked_out, file_names, index_new, new_folder, question_command
+from dyad.data.cli.outputs import Tally, checked_new_folder, file_names, index_new, new_folder, question_command
 from dyad.data.cli.split import split_packed
 from dyad.data.cli.writers import CORPORA, RELEVANCE, TEACHER, corpus_writer, row_writer, written_ids
 from dyad.data.question_passage.corpus import CorpusPassages
@@ -23,12 +23,11 @@ BY_ID = (Target.tevatron_ids, Target.beir)  # formats whose rows name passages o
 
 @dataclass
 class ConversionReport:
-    """Counts of what happened to the parts of an input (questions, passages, titles, …) in a conversion to another
-    format. The keys of each counter are names of parts.
+    """Counts of what happened to the parts of an input (questions, passages, titles, …) in a conversion.
 
-    target: the new format. tally: counts of the rows that were read and skipped. written: parts written to the new
-    files. joined: parts not written, because an equal one was written before. dropped: parts that the new format cannot
-    hold. unread: fields of the input that the readers do not use.
+    target: the new format. tally: counts of the rows that were read and skipped. unread: fields of the input that the
+    readers do not use. The others have names of parts as keys: written: parts written to the new files. joined: parts
+    not written, because an equal one was written before. dropped: parts that the new format cannot hold.
     """
 
     target: Target
@@ -39,9 +38,10 @@ class ConversionReport:
     dropped: Counter[str] = field(default_factory=Counter)
 
     def print(self, out: Path) -> None:
-        """Print the report of a conversion: how many questions, passages and other parts were written; how many rows
-        were skipped as bad; how many parts were left out because an equal one was written before, or because the new
-        format cannot hold them; and which fields of the input were not read. out: the folder that was written."""
+        """Print the counts of the conversion, in the order written, skipped, joined, dropped, not read.
+
+        out: the folder that was written. Lines of zeros are left out.
+        """
         name = self.target.name
         print(f"{_counts(self.written)} in {out} ({name}), indexed")
         if self.tally.skipped:
@@ -55,6 +55,7 @@ class ConversionReport:
 
 
 def _counts(counter: Counter[str]) -> str:
+    """Return the counts above 0 with their names for a printed line; "" if there are none."""
     return ", ".join(f"{count:,} {what}" for what, count in counter.items() if count)
 
 
@@ -62,14 +63,14 @@ def _counts(counter: Counter[str]) -> str:
 
 
 def convert(source: str, options: PackOptions) -> None:
-    """Convert the questions of an input to the format `options.to`, in the new folder `options.out`, and print a
-    report.
+    """Convert the questions of an input to the format `options.to`, in the new folder `options.out`.
 
-    source: paths or URLs, in the syntax of data.train. Raises ConfigError for options that cannot work. With
-    on_error=stop a bad row raises DataError, naming file and line, and the folder is not made. With on_error=skip bad
-    rows are left out, but the new corpus may still hold their passages; DataError is raised if no row remains.
+    Prints a report. With options.val the new files are split into train/ and val/. source: paths or URLs, in the syntax
+    of data.train. Raises ConfigError for options that cannot work. With on_error=stop a bad row raises DataError,
+    naming file and line, and the folder is not made. With on_error=skip bad rows are left out, but the new corpus may
+    still hold their passages; DataError is raised if no row remains.
     """
-    out = checked_out(options.out)
+    out = checked_new_folder(options.out)
     questions = open_input(source, options, "INPUT")
     report = ConversionReport(options.to, Tally(options.on_error), questions.unread)
     with new_folder(out) as folder:
@@ -96,11 +97,10 @@ def convert(source: str, options: PackOptions) -> None:
 
 
 def _write(questions: InputQuestions, folder: Path, options: PackOptions, report: ConversionReport) -> None:
-    """Read all question rows of an input and write them, with their passages, as files of the format `options.to` in
-    `folder`.
+    """Write all question rows of an input, with their passages, as files of the format `options.to` in `folder`.
 
     Counts in `report`, by kind (questions, titles, …), what was written, what was not written because an equal one was
-    written before ("joined"), and what the format cannot hold ("dropped").
+    written before ("joined"), and what the format cannot hold ("dropped"). Errors as of `convert`.
     """
     target, source, tally = options.to, questions.corpus, report.tally
     named = np.zeros(len(source or ()), bool)  # passages of the source's corpus that a row names
@@ -139,14 +139,13 @@ def _write(questions: InputQuestions, folder: Path, options: PackOptions, report
 
 
 def convert_passages(source: str, options: PackOptions) -> None:
-    """Convert an input that holds passages only, no questions, to the corpus file of the format `options.to`, in the
-    new folder `options.out`, and print a report.
+    """Convert an input of passages alone to the corpus file of the format `options.to`, and print a report.
 
-    source: paths or URLs. Raises ConfigError for a format without a corpus file, and for other options that cannot
-    work. With on_error=stop a bad row raises DataError, and the folder is not made. With on_error=skip bad rows are
-    left out; DataError is raised if no row remains.
+    The file is in the new folder `options.out`. source: paths or URLs. Raises ConfigError for a format without a corpus
+    file, and for other options that cannot work. With on_error=stop a bad row raises DataError, and the folder is not
+    made. With on_error=skip bad rows are left out; DataError is raised if no row remains.
     """
-    out, target, unread = checked_out(options.out), options.to, UnreadFields()
+    out, target, unread = checked_new_folder(options.out), options.to, UnreadFields()
     if target not in CORPORA:
         raise ConfigError(f"INPUT {source} has passages only: to= must be one of {', '.join(t.name for t in CORPORA)}.")
     report = ConversionReport(target, Tally(options.on_error), unread)

@@ -13,14 +13,19 @@ SMALL = 16 << 20  # the most bytes that are read to count samples
 
 
 def most_samples(files: Sequence[str], columns: Sequence[str]) -> int | None:
-    """Return the number of samples of files and tables, bad ones included; None if that is not known quickly, because a
-    file is remote, damaged, or large and not indexed. Stores nothing. columns: the setting data.columns."""
+    """Return the number of samples of files and tables, bad rows of tables included; None if not known quickly.
+
+    That is if a file is remote, has a damaged part, or is large and not indexed. Stores nothing. Samples of a file of
+    judgements (qrels) are its questions with a grade above 0. columns: the setting data.columns. Raises ConfigError for
+    a missing file, DataError for one that cannot be read.
+    """
     counts = [_count(file, columns) for file in files]
     known = [count for count in counts if count is not None]
     return sum(known) if len(known) == len(counts) else None
 
 
 def _count(file: str, columns: Sequence[str]) -> int | None:
+    """Return the number of samples of one file or table as `most_samples` does."""
     if scheme_of(file):
         return None
     if is_qrels(file):

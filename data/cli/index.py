@@ -23,10 +23,11 @@ IN_MANIFEST = ("path", "name", "size", "mtime", "sha256", "samples", "problem_co
 
 
 def run(arguments: Sequence[str], options: IndexOptions) -> None:
-    """Index all files that the arguments name, print a table of the files and all problems, and write the manifest if
-    `options.out` is set. Of more than MAX_ROWS files, the table has only the broken ones.
+    """Index all files that the arguments name, print a table of them and all problems, and write the manifest.
 
-    Raises ConfigError if `options.out` is one of the files or cannot be written, DataError when a file is broken.
+    The manifest is written only if `options.out` is set, over an older file, also when files are broken. Of more than
+    MAX_ROWS files, the table has only the broken ones. Raises ConfigError if `options.out` is one of the files or
+    cannot be written, DataError at the end when a file is broken.
     """
     # a folder of shards may have a manifest.json: .json and .tsv files count only where they are named
     rows = any(argument.endswith((".json", ".tsv")) for argument in arguments)
@@ -53,17 +54,17 @@ def run(arguments: Sequence[str], options: IndexOptions) -> None:
 
 
 def index_sources(sources: Sequence[ShardSource], workers: int | None) -> list[ShardIndex]:
-    """Index all shards of the sources: find the samples and the problems of each shard. Returns one index per shard, in
-    order. Shows its progress.
+    """Index all shards of the sources and return one index per shard, in order. Shows its progress.
 
-    workers: number of processes; None: one per CPU core.
+    An index lists the samples and the problems of its shard, which are not raised. workers: the most processes; None:
+    one per CPU core. Errors as of `index_shards`.
     """
     paths = [shard for source in sources for shard in source.shards]
     return list(tracked(index_shards(paths, workers), "indexing", len(paths)))
 
 
 def report_problems(indexes: Sequence[ShardIndex]) -> None:
-    """Print the problems that the indexes of shards list. If there are any, raise DataError with their number."""
+    """Print the problems that the indexes of shards list, and raise DataError with their number if there are any."""
     broken = [index for index in indexes if index.problems]
     for index in broken:
         for problem in index.problems:
@@ -77,6 +78,10 @@ def report_problems(indexes: Sequence[ShardIndex]) -> None:
 
 
 def _write_manifest(path: Path, sources: Sequence[ShardSource], indexes: Sequence[ShardIndex]) -> None:
+    """Write the manifest: JSON with weight and shards of each source, and for each shard IN_MANIFEST and its first id.
+
+    Credentials in paths are redacted. Raises ConfigError if the file cannot be written.
+    """
     *first_ids, samples = accumulate((index.samples for index in indexes), initial=0)
     facts = ({key: getattr(index, key) for key in IN_MANIFEST} for index in indexes)
     shards = ({"first_id": first_id, **each} for first_id, each in zip(first_ids, facts, strict=True))

@@ -51,12 +51,11 @@ class UnreadFields(Counter[str]):
     """Counts, by field name, of the fields in rows that the readers do not use."""
 
     def add(self, fields: Mapping[str, Any], read: Container[str], suffix: str = "") -> None:
-        """Count the fields of one row that are not in `read`, the fields that the readers use. suffix: text appended to
-        each counted name. If `read` has "metadata" and this field is an object, its entries are counted one by one,
-        except a text in `topic`, which the readers use; metadata of another type is counted as one field.
+        """Count the fields of one row that are not in `read`, the fields that the readers use.
 
-        When COUNTED different names have been counted, all further new names are counted together under the name
-        OTHERS.
+        suffix: text appended to each counted name. If `read` has "metadata" and this field is an object, its entries
+        are counted one by one, except a text in `topic`, which the readers use; metadata of another type is counted as
+        one field. After COUNTED different names, all further new names are counted together as OTHERS.
         """
         names, metadata = [name for name in fields if name not in read], fields.get("metadata")
         if isinstance(metadata, Mapping) and "metadata" in read:
@@ -67,8 +66,8 @@ class UnreadFields(Counter[str]):
             self[what if what in self or len(self) < COUNTED else OTHERS] += 1
 
     def __str__(self) -> str:
-        """Return the most frequent names of unused fields, each with its count, as text for a message, and
-        say how to learn scores of a teacher."""
+        """Return the most frequent names of unused fields, each with its count, and how to learn a teacher's scores.
+        The text is "" if there are none."""
         found = sorted((-count, what) for what, count in self.items() if count)
         listed = [f"{row_fields.short_name(what)} ({-count:,})" for count, what in found[: row_fields.NAMED]]
         if len(found) > row_fields.NAMED:
@@ -102,10 +101,10 @@ class InputQuestions:
 def shards_of(
     source: str | Sequence[str], options: TableKeys, key: str, suffixes: Sequence[str] = SHARDS
 ) -> list[ShardSource]:
-    """Return the shards and files that `source` names, in the syntax of data.train. Tables are converted to shards in
-    the cache, as for training. key: name of the command-line argument `source`, for messages. suffixes: the suffixes
-    that a file may have, except tables. Raises ConfigError for a source that cannot work, such as one that matches
-    nothing; DataError for a table with a bad row."""
+    """Return the shards and files that `source` names, in the syntax of data.train; tables are converted to shards. The
+    new shards lie in the cache, as for training. key: name of the command-line argument `source`, for messages.
+    suffixes: the suffixes that a file may have, except tables. Raises ConfigError for a source that cannot work, such
+    as one that matches nothing; DataError for a table with a bad row."""
     return parse_sources(source, key, suffixes, prepared_tables(table_keys(options)))
 
 
@@ -124,7 +123,7 @@ def tables_and_files(
     source: str | Sequence[str], options: TableKeys | TableOptions, key: str
 ) -> tuple[list[Table], list[str]]:
     """Return the tables that `source` names, and the paths of all other files that it names, which are read by offset.
-    key: name of the command-line argument `source`, for messages. Raises ConfigError for files that are neither."""
+    key: name of the command-line argument `source`, for messages. Raises ConfigError as `parse_sources` does."""
     named = _named(source, options, key)
     return [each for each in named if isinstance(each, Table)], [each for each in named if isinstance(each, str)]
 
@@ -143,20 +142,19 @@ def _named(source: str | Sequence[str], options: TableKeys | TableOptions, key: 
 
 
 def kind_of(sources: Sequence[str], options: TableKeys) -> InputKind:
-    """Return the kind of data in the sources, as `recognised` finds it; `images` if it finds none. A compressed file is
-    not read: a compressed .tar counts as images, any other as questions."""
+    """Return the kind of data in the sources, as `recognised` finds it; `images` also if it finds none. A compressed
+    file is not read: a compressed .tar counts as images, any other as questions. Errors as of `recognised`."""
     if sources[0].endswith(PACKED):  # the reader of this kind then says how to unpack the file
         return InputKind.images if sources[0].endswith(PACKED_TARS) else InputKind.questions
     return recognised(sources, table_keys(options))[0] or InputKind.images
 
 
 def recognised(sources: Sequence[str], options: TableOptions) -> tuple[InputKind | None, str]:
-    """Return the kind of data in the sources (images, questions or passages), and a text for messages about the
-    evidence, such as the column names. Only the first rows of the first source are read.
+    """Return the kind of data in the sources, and a text about the evidence for messages, such as the column names.
 
-    The kind is None if these rows have no known format, or for a fault that is a ConfigError or an OSError, such as a
-    compressed file or a missing column that the user named; the reader of the data reports it later. Raises DataError
-    for a table that cannot be read at all.
+    Only the first rows of the first source are read. The kind is None if these rows have no known format, or for a
+    fault that is a ConfigError or an OSError, such as a compressed file or a missing column that the user named; the
+    reader of the data reports it later. Raises DataError for a table that cannot be read at all.
     """
     with suppress(ConfigError, OSError):
         if any(is_beir(each.path) for each in written_sources(sources, "INPUT")):
@@ -172,6 +170,7 @@ def recognised(sources: Sequence[str], options: TableOptions) -> tuple[InputKind
 
 
 def _first_of(files: Sequence[str]) -> str:
+    """Return the first of `files` that is a shard, or the first if none is."""
     return min(files, key=lambda file: not file.endswith(SHARDS))  # a folder of shards may also have a manifest.json
 
 
@@ -180,11 +179,13 @@ def first_row(table: Table) -> Fields:
     return next(iter(table.head()), dict.fromkeys(table.columns))
 
 
-def refuse_unknown(sources: Sequence[str], options: TableKeys, key: str) -> None:
-    """Raise ConfigError if the first file of the first source is a table, or a .jsonl file, whose rows have no known
-    format. The message lists the columns, or the fields of the first row. key: the name of the argument, for messages.
+def require_images(sources: Sequence[str], options: TableKeys, key: str) -> None:
+    """Raise ConfigError for a source that `kind_of` takes for images only because it recognises nothing in it.
 
-    Call it only for sources that `kind_of` did not recognise: the format is not tested again.
+    That is one whose first part is a table without a column of images, or a .jsonl file with a readable row. The
+    message lists the columns or fields, which it calls unknown, so call it only for the kind images. Tars pass. key:
+    the name of the argument, for messages. Also raises ConfigError for a missing column that options.columns names, and
+    as `tables_and_files` does.
     """
     tables, files = tables_and_files(sources[0], options, key)
     if tables:
@@ -204,8 +205,7 @@ def refuse_unknown(sources: Sequence[str], options: TableKeys, key: str) -> None
 
 
 def _kind_of_file(file: str) -> tuple[InputKind | None, str]:
-    """Return the kind of data in a file, by its suffix and its first rows, and the text about the evidence, as
-    `recognised` does."""
+    """Return the kind of data in a file, by its suffix and first rows, and the evidence, as `recognised` does."""
     suffix = os.path.splitext(shard_name(file))[1]
     if suffix == ".tar":
         with open_buffered(file) as stream:
@@ -233,12 +233,12 @@ def _kind_of_fields(fields: Mapping[str, Any]) -> InputKind | None:
 
 
 def open_input(source: str | Sequence[str], options: PackOptions | ReadOptions, key: str) -> InputQuestions:
-    """Open the questions that `source` names, and the corpus of passages if there is one. source: paths or URLs, in the
-    syntax of the setting data.train.
+    """Open the questions that `source` names, and the corpus of passages if there is one.
 
-    options: give the corpus, and the split of a BEIR folder. key: name of the command-line argument `source`, for
-    messages. Raises ConfigError for a source with a sampling weight (path@2), which only training uses; for a BEIR
-    folder among other sources; and for missing files.
+    source: paths or URLs, in the syntax of data.train. options: give the corpus, the split of a BEIR folder, and how
+    rows are read. key: name of the command-line argument `source`, for messages. Raises ConfigError for a source with a
+    sampling weight (path@2), which only training uses; for a BEIR folder among other sources; and for missing files.
+    Bad rows are yielded, not raised.
     """
     named = written_sources(source, key)
     if any(each.weight != 1 for each in named):
@@ -257,8 +257,8 @@ def open_input(source: str | Sequence[str], options: PackOptions | ReadOptions, 
 
 
 def usual_negatives(source: Sequence[str], options: ReadOptions) -> int:
-    """Return the median number of hard negatives of the first LOOKED_AT rows of questions in `source`; 0 if none of
-    these rows is sound. Errors as of `open_input`."""
+    """Return the median number of hard negatives of the first LOOKED_AT rows of questions in `source`. It is 0 if none
+    of these rows is sound. Errors as of `open_input`."""
     rows = (row for _, row in islice(open_input(source, options, "SOURCE").rows, LOOKED_AT))
     counts = [len(row.hard_negatives) for row in rows if isinstance(row, QuestionRow)]
     return median_low(counts) if counts else 0
@@ -271,9 +271,9 @@ def _open(files: Sequence[str]) -> Rows:
 
 
 def _open_source(source: str | Sequence[str], key: str, options: TableKeys) -> Located[dict[str, Any]]:
-    """Return an iterator over the rows of the files and tables that `source` names. It yields, for each row, the
-    location and the fields, or the error (a BadRow) instead of the fields. The order is that of `source`. Rows of files
-    that could not be indexed come before the other rows of these files, with the path of the file as location."""
+    """Return an iterator over the rows of the files and tables that `source` names, in its order. It yields, for each
+    row, the location and the fields, or the error (a BadRow) instead of the fields. Rows of files that could not be
+    indexed come before the other rows of these files, with the path of the file as location."""
     parts: list[Located[dict[str, Any]]] = []
     for _, group in groupby(_named(source, options, key), type):
         each = list(group)
@@ -283,12 +283,15 @@ def _open_source(source: str | Sequence[str], key: str, options: TableKeys) -> L
 
 
 def _of_table(table: Table, options: TableOptions) -> Located[dict[str, Any]]:
+    """Yield the location and the fields, or the BadRow, of each row of a table; columns that the user named are
+    renamed."""
     options.checked(table)
     for where, fields in table.rows():
         yield f"{table.path}: {where}", fields if isinstance(fields, BadRow) else named_texts(fields, options)
 
 
 def _located(rows: Rows) -> Located[dict[str, Any]]:
+    """Yield the location and the fields, or the BadRow, of each row: first those that could not be indexed."""
     for index in rows.shards.indexes:
         for i in range(index.problem_count):
             problem = index.problems[i] if i < len(index.problems) else "python -m data index lists the first 100"
@@ -298,8 +301,7 @@ def _located(rows: Rows) -> Located[dict[str, Any]]:
 
 
 def _read(rows: Located[S], convert: Callable[[S, str], T]) -> Located[T]:
-    """Yield, for each row, its location and the result of `convert(row, location)`; for a row that could not be read or
-    cannot be converted, the error (a BadRow) instead of the result."""
+    """Yield, for each row, its location and the result of `convert(row, location)`, or the error (a BadRow) instead."""
     for where, row in rows:
         try:
             yield where, row if isinstance(row, BadRow) else convert(row, where)
@@ -310,11 +312,11 @@ def _read(rows: Located[S], convert: Callable[[S, str], T]) -> Located[T]:
 def _rows(
     rows: Located[dict[str, Any]], options: PackOptions | ReadOptions, corpus: Corpus | None, unread: UnreadFields
 ) -> Located[QuestionRow]:
-    """Yield, for each row in files of questions, its location and its QuestionRow, or the error (a BadRow) instead of
-    it.
+    """Yield, for each row in files of questions, its location and its QuestionRow, or the error (a BadRow) instead.
 
-    options: give the numbers of positives and hard negatives to take from scored candidates. corpus: has the passages
-    that rows name by id; None if there is none. unread: counts of unused fields, which this function increases.
+    options: give how rows of scored candidates are read, and the fields of relevance and teacher. corpus: has the
+    passages that rows name by id; None if there is none. unread: counts of unused fields, which this function
+    increases.
     """
     config = PassageConfig(pos_pool=options.pos_pool, neg_pool=options.neg_pool)
 
@@ -348,12 +350,12 @@ def _count_unread(
 
 
 def _judged(qrels: str, queries: Corpus, corpus: Corpus, unread: UnreadFields, graded: bool) -> Located[QuestionRow]:
-    """Yield the location and the QuestionRow of each question in a BEIR folder that has a relevant passage (grade above
-    0). The questions come in the order of queries.jsonl.
+    """Yield the location and the QuestionRow of each question in a BEIR folder that has a relevant passage.
 
-    qrels: path of the judgements. queries, corpus: queries.jsonl and corpus.jsonl. unread: counts of unused fields and
-    grades and of judgements with an unknown id, which this function increases. graded: whether rows get the relevance
-    grade / largest grade, as in training. Raises DataError when most judgements have an unknown id.
+    These have a grade above 0. The order is that of queries.jsonl. qrels: path of the judgements. queries, corpus:
+    queries.jsonl and corpus.jsonl. unread: counts of unused fields and grades and of judgements with an unknown id,
+    which this function increases. graded: whether rows get the relevance grade / largest grade, as in training. Raises
+    DataError when most judgements have an unknown id.
     """
 
     def relevant() -> Iterator[judgements.Judgement]:
@@ -383,12 +385,11 @@ def _judged(qrels: str, queries: Corpus, corpus: Corpus, unread: UnreadFields, g
 
 
 def open_passages(source: str | Sequence[str], key: str, unread: UnreadFields, options: TableKeys) -> Located[Passage]:
-    """Open the files of passages that `source` names (paths or URLs, in the syntax of data.train), and return an
-    iterator that yields, for each row, its location and the Passage; for a bad row, its location and a BadRow.
+    """Open the files of passages that `source` names, and return an iterator over (location, Passage or BadRow).
 
-    key: name of the command-line argument `source`, for messages. unread: counts of unused fields, which reading
-    increases. options: how tables are read. A passage may lack an id. The call raises ConfigError for a source that
-    cannot be read, such as a missing file.
+    source: paths or URLs, in the syntax of data.train. key: name of the command-line argument `source`, for messages.
+    unread: counts of unused fields, which reading increases. options: how tables are read. A passage may lack an id.
+    The call raises ConfigError for a source that cannot be read, such as a missing file.
     """
 
     def convert(fields: dict[str, Any], where: str) -> Passage:

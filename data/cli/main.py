@@ -31,12 +31,12 @@ Quote braces and globs. Exit codes: 0 ok, 2 a command that cannot work, 3 damage
 
 @dataclass(frozen=True)
 class Verb:
-    """A verb of `python -m data`, such as index. The module of the same name, in the folder data/cli or data/build, has
-    a function run(plain arguments, options); options.py has the dataclass of its options, such as IndexOptions.
+    """A verb of `python -m data`, such as index.
 
-    purpose: its line in the help. argument: the name of a plain argument (one without key=) in messages. There may be
-    several SOURCE, because a shell expands braces and globs, but only one INPUT, CORPUS or QUESTIONS. folder: "cli" or
-    "build".
+    The module of the same name, in the folder data/cli or data/build, has a function run(plain arguments, options);
+    options.py has the dataclass of its options, such as IndexOptions. purpose: its line in the help. argument: the name
+    of a plain argument (one without key=) in messages. There may be several SOURCE, because a shell expands braces and
+    globs, but only one INPUT, CORPUS or QUESTIONS. folder: "cli" or "build".
     """
 
     name: str
@@ -115,8 +115,10 @@ weights train.jsonl out=log_q.safetensors corpus=corpus.jsonl add=1
 
 
 def main() -> None:
-    """Run the verb of `python -m data` that the first command-line argument names, or print help. Raises ConfigError
-    for an unknown verb."""
+    """Run the verb of `python -m data` that the first command-line argument names, or print help.
+
+    Raises ConfigError for an unknown verb, and the errors of `parse_verb` and of the verb.
+    """
     name, *rest = sys.argv[1:] or ["help"]
     named = {verb.name: verb for verb in VERBS}
     if name in HELP:
@@ -131,11 +133,10 @@ def main() -> None:
 
 
 def parse_verb(verb: Verb, arguments: Sequence[str]) -> tuple[list[str], Any]:
-    """Split the command-line arguments of a verb into plain arguments (paths or URLs) and key=value options. Return the
-    list of plain arguments, and an object of the dataclass `verb.options` with the options.
+    """Split the arguments of a verb into a list of plain ones (paths or URLs) and an object with its options.
 
-    Raises ConfigError for an unknown, repeated or missing option, for a value of a wrong type or outside its limits,
-    and for too few or too many plain arguments.
+    The object is of the dataclass `verb.options`. Raises ConfigError for an unknown, repeated or missing option, for a
+    value of a wrong type or outside its limits, and for too few or too many plain arguments.
     """
     plain, keys = split_arguments(arguments)
     options = parse_options(verb.options, keys, f"python -m data {verb.name}")

@@ -87,8 +87,10 @@ class QuestionKeys(TableKeys):
 
 
 def question_config(options: QuestionKeys) -> DataConfig:
-    """Convert the options of a verb to a DataConfig with which the same questions are read. It has the columns,
-    relevance, teacher, corpus, split and the two pools of `options`, and otherwise defaults."""
+    """Convert the options of a verb to a DataConfig with which the same questions are read.
+
+    It has the columns, relevance, teacher, corpus, split and the two pools of `options`, and otherwise defaults.
+    """
     passage = PassageConfig(corpus=options.corpus, pos_pool=options.pos_pool, neg_pool=options.neg_pool)
     config = DataConfig(columns=options.columns, question=QuestionConfig(split=options.split), passage=passage)
     return replace(config, relevance=options.relevance, teacher=options.teacher)
@@ -132,7 +134,11 @@ class SplitOptions(WriteOptions, ReadOptions):
 
 @dataclass
 class PackOptions(WriteOptions):
-    """The key=value options of `python -m data pack`."""
+    """The key=value options of `python -m data pack`. The constructor raises ConfigError for an invalid template or
+    split.
+
+    It also does so for both relevance and teacher with to=flag, which has one field for them.
+    """
 
     to: Target = described(Target.shards, "what questions become; images become shards")
     val: float | None = described(None, "split into train/ and val/: the share for validation", above=0, below=1)
@@ -215,8 +221,7 @@ def check_shares(val: float, test: float) -> None:
 
 
 def check_group(key: str, pattern: str) -> None:
-    """Raise ConfigError unless `pattern` is a regular expression with one group. key: name of the option, for the
-    message."""
+    """Raise ConfigError unless `pattern` is a regular expression with one group. key: its option, for the message."""
     try:
         if re.compile(pattern).groups != 1:
             raise ConfigError(f"{key}={pattern}: needs one group, as in '(.*)[.][0-9]+'")
@@ -225,8 +230,10 @@ def check_group(key: str, pattern: str) -> None:
 
 
 def group_of(name: str, pattern: str, key: str, source: str) -> str:
-    """Match the whole id `name` with the regular expression `pattern`, and return the text of its group. Raises
-    DataError if it does not match. key: name of the option `pattern`; source: path of the data; both for the message.
+    """Match the whole id `name` with the regular expression `pattern`, and return the text of its group.
+
+    Raises DataError if it does not match. key: name of the option `pattern`; source: path of the data; both for the
+    message.
     """
     if not (found := re.fullmatch(pattern, name)) or found[1] is None:
         raise DataError(f"{source}: the id '{name:.80}' does not match {key}={pattern}")

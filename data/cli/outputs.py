@@ -39,10 +39,11 @@ Paths = Mapping[str, str | int | Path]  # configuration key of a run, such as da
 
 @contextmanager
 def new_folder(out: Path) -> Iterator[Path]:
-    """Context manager that yields a new empty folder to fill. When the with block ends, the folder is renamed to `out`;
-    when the block raises, the folder is deleted. Folders that killed processes left beside `out` are deleted first.
+    """Context manager that yields a new empty folder to fill, and renames it to `out` when the block ends.
 
-    Raises ConfigError when the folder cannot be written, and in place of an OSError of the block.
+    When the block raises, the folder is deleted. Folders that killed processes left beside `out` are deleted first.
+    `out` must not exist or be empty. Raises ConfigError when the folder cannot be written, and in place of an OSError
+    of the block.
     """
     try:
         beside = out.resolve().parent / f".{out.name}.{os.getpid()}.partial"  # other processes may write `out` too
@@ -53,9 +54,11 @@ def new_folder(out: Path) -> Iterator[Path]:
         raise ConfigError(f"out={out} cannot be written: {error.strerror or error}") from error
 
 
-def checked_out(folder: str | None) -> Path:
-    """Return the path of the folder that a verb will write, the option `out`. Raises ConfigError if it is missing, or
-    exists and is not an empty folder."""
+def checked_new_folder(folder: str | None) -> Path:
+    """Return the path of the folder that a verb will write, the option `out`, with ~ expanded. Nothing is made.
+
+    Raises ConfigError if the option is missing, or exists and is not an empty folder.
+    """
     if not folder:
         raise ConfigError("out=FOLDER is missing, for example out=shards.")
     out = Path(folder).expanduser()
@@ -64,9 +67,11 @@ def checked_out(folder: str | None) -> Path:
     return out
 
 
-def new_file(out: str | None, suffixes: Sequence[str]) -> Path:
-    """Return the path of the file that a verb will write, the option `out`. Raises ConfigError if it is missing,
-    exists, or has a suffix that is not in `suffixes`."""
+def checked_new_file(out: str | None, suffixes: Sequence[str]) -> Path:
+    """Return the path of the file that a verb will write, the option `out`, with ~ expanded. Nothing is made.
+
+    Raises ConfigError if the option is missing, the file exists, or it has a suffix that is not in `suffixes`.
+    """
     if not out or Path(out).suffix not in suffixes:
         raise ConfigError(f"out={out or ''}: needs the name of a new file, {' or '.join(suffixes)}")
     if os.path.exists(path := Path(out).expanduser()):
@@ -78,9 +83,9 @@ def new_file(out: str | None, suffixes: Sequence[str]) -> Path:
 def shard_writer(folder: Path, options: WriteOptions) -> Iterator[AddSample]:
     """Context manager that yields a function to add one sample to new shards in `folder`: 000000.tar, 000001.tar, ….
 
-    The function takes a sample as {suffix: bytes}; the entry "__key__" is the sample's name, by default a number. A new
-    shard begins after options.maxcount samples or options.maxsize bytes. Equal samples always give equal bytes of
-    shards.
+    The function takes a sample as {suffix: bytes}; the entry "__key__" is the sample's name, by default its number. A
+    new shard begins after options.maxcount samples or options.maxsize bytes. Equal samples always give equal bytes of
+    shards. Without a sample no shard, or an empty one, is written.
     """
     from webdataset.writer import ShardWriter
 
@@ -91,24 +96,31 @@ def shard_writer(folder: Path, options: WriteOptions) -> Iterator[AddSample]:
 
 
 def index_new(folder: Path) -> list[ShardIndex]:
-    """Index all data files of a newly written folder with the function that training uses, and return the index
-    (samples and problems) of each file."""
+    """Index all data files directly in a newly written folder, and return the index of each, sorted by path.
+
+    The indexes are stored as for training. A problem in a file is a fault of the writer: AssertionError.
+    """
     indexes = list(index_shards(sorted(str(file) for file in folder.iterdir() if file.suffix in SUFFIXES)))
     assert not any(index.problems for index in indexes), indexes
     return indexes
 
 
 def file_names(indexes: Sequence[ShardIndex]) -> Path:
-    """Return one relative path that names all newly written files of rows: "{000000..000011}.tar" for shards, or the
-    name of the only file. indexes: of all files of the folder; a corpus is left out."""
+    """Return one relative path that names all newly written files of rows, such as "{000000..000011}.tar".
+
+    It is the name of the only file if there is one. indexes: of all files of the folder; a corpus is left out.
+    """
     names = [index.name for index in indexes if not index.name.startswith("corpus.")]
     return Path(names[0] if len(names) == 1 else f"{{000000..{len(names) - 1:06d}}}.tar")
 
 
 def image_command(paths: Paths, samples: int, options: ReadOptions, captions: str = "txt") -> str:
-    """Return a shell command that trains on images for options.task, with a small model if this machine has no GPU.
-    paths: configuration keys and values of the data. samples: number of training samples, which limits the batch size.
-    captions: where captions are, "txt" or a json field."""
+    """Return a shell command that trains on images for options.task.
+
+    The model is a small one if this machine has no GPU and the working folder is a checkout of the repository, else
+    ViT-B-32. paths: configuration keys and values of the data. samples: number of training samples, which limits the
+    batch size. captions: where captions are, "txt" or a json field; used for the task image_text alone.
+    """
     small = not os.path.exists(GPU) and os.path.exists(SMALL)  # a ViT takes a second an image on a core
     words = [*TRAINS[options.task], SMALL_MODELS[options.task] if small else "model.name=ViT-B-32"]
     if options.task is ImageTask.image_text and captions != "txt":
@@ -121,9 +133,11 @@ def image_command(paths: Paths, samples: int, options: ReadOptions, captions: st
 
 
 def question_command(paths: Paths, questions: int, *others: str, negatives: bool = True) -> str:
-    """Return a shell command that trains on questions and passages. paths: configuration keys and values of the data.
-    questions: number of training questions, which limits the batch size. others: further arguments. negatives: whether
-    rows have negatives."""
+    """Return a shell command that trains on questions and passages.
+
+    paths: configuration keys and values of the data; data.teacher chooses an objective for scores. questions: number of
+    training questions, which limits the batch size. others: further arguments. negatives: whether rows have negatives.
+    """
     scored = "data.teacher" in paths
     recipe = "sts" if scored and not negatives else "mnrl"
     objective = ["objective=distill_kl"] if scored and negatives else []
@@ -133,8 +147,10 @@ def question_command(paths: Paths, questions: int, *others: str, negatives: bool
 
 
 def command(program: str, paths: Paths, *others: str) -> str:
-    """Return a command line to print: the program, then key=path for each of `paths`, then other arguments, all quoted
-    for the shell and Hydra."""
+    """Return a command line to print: the program, key="path" for each of `paths`, then the other arguments.
+
+    Paths are quoted for the shell and Hydra, the others for the shell alone.
+    """
     escaped = {key: str(path).replace("\\", "\\\\").replace('"', '\\"') for key, path in paths.items()}
     arguments = [*(f'{key}="{value}"' for key, value in escaped.items()), *others]
     return " ".join([program, *map(shlex.quote, arguments)])
@@ -142,8 +158,11 @@ def command(program: str, paths: Paths, *others: str) -> str:
 
 @dataclass
 class Tally:
-    """Counts of the rows of an input: how many were read, and how many were skipped, by reason. on_error: stop (a bad
-    row raises DataError) or skip (a bad row is left out and counted)."""
+    """Counts of the rows of an input: how many were read, and how many were skipped, by reason.
+
+    on_error: stop (a bad row raises DataError) or skip (a bad row is left out and counted). str() gives the skipped
+    rows by reason.
+    """
 
     on_error: OnError
     rows: int = 0
@@ -169,8 +188,10 @@ class Tally:
                 print_line(f"skipped {message}", sys.stderr)
 
     def check_any(self, source: str) -> None:
-        """Raise DataError when no row of an input was usable: all rows were skipped as bad, or there was none. source:
-        the name of the input, for the message."""
+        """Raise DataError when no row of an input was usable: all rows were skipped as bad, or there was none.
+
+        source: the name of the input, for the message.
+        """
         if self.rows == self.skipped.total():
             raise DataError(f"{source}: no sample to write. {self if self.rows else 'It has no rows.'}")
 

@@ -14,7 +14,7 @@ from dyad.data.base.progress import print_line
 from dyad.data.cli import outputs
 from dyad.data.cli.contents import caption_name
 from dyad.data.cli.convert import convert, convert_passages
-from dyad.data.cli.inputs import InputKind, first_row, kind_of, refuse_unknown, tables_and_tars
+from dyad.data.cli.inputs import InputKind, first_row, kind_of, require_images, tables_and_tars
 from dyad.data.cli.options import ImageTask, PackOptions, ReadOptions, Target, table_keys
 from dyad.data.cli.outputs import Tally
 from dyad.data.cli.split import split_packed
@@ -31,7 +31,9 @@ from dyad.data.tables.readers import Table
 
 def run(arguments: Sequence[str], options: PackOptions) -> None:
     """Pack or convert the only input in `arguments`, depending on whether it holds images, questions or passages.
-    Raises ConfigError for options.val with passages alone, and as `pack_pairs`, `convert` and `convert_passages` do."""
+
+    Raises ConfigError for options.val with passages alone, and as `pack_pairs`, `convert` and `convert_passages` do.
+    """
     packs = {InputKind.images: pack_pairs, InputKind.questions: convert, InputKind.passages: convert_passages}
     kind = kind_of(arguments, options)
     if options.val and kind is InputKind.passages:
@@ -40,17 +42,16 @@ def run(arguments: Sequence[str], options: PackOptions) -> None:
 
 
 def pack_pairs(source: str, options: PackOptions) -> None:
-    """Write the images and captions of an input as shards into the new folder `options.out`, index the shards, and
-    print how to train on them.
+    """Write the images and captions of an input as shards into the new folder `options.out`, and index the shards.
 
-    Raises ConfigError for options that cannot work, for a folder that exists and is not empty, and for a missing
-    column. With on_error=stop, an image that is missing or cannot be decoded, or an empty caption, raises DataError
-    naming the row, and the folder is not made. With on_error=skip such rows are left out and counted; DataError is
-    raised if no row remains.
+    Prints how to train on them. With options.val they are split into train/ and val/. Raises ConfigError for options
+    that cannot work, for a folder that exists and is not empty, and for a missing column. With on_error=stop, an image
+    that is missing or cannot be decoded, or an empty caption, raises DataError naming the row, and the folder is not
+    made. With on_error=skip such rows are left out and counted; DataError is raised if no row remains.
     """
-    out = outputs.checked_out(options.out)
+    out = outputs.checked_new_folder(options.out)
     if options.to is not Target.shards:
-        refuse_unknown([source], options, "INPUT")
+        require_images([source], options, "INPUT")
         raise ConfigError(f"to={options.to.name}: images and captions become shards; only questions are converted.")
     tally = Tally(options.on_error)
     with outputs.new_folder(out) as folder:
@@ -77,8 +78,11 @@ def pack_pairs(source: str, options: PackOptions) -> None:
 
 
 def _how_to_read(indexes: Sequence[ShardIndex], options: PackOptions) -> tuple[ReadOptions, str]:
-    """Return how training reads packed shards: options with the task and where captions are, and the name of the
-    captions, "txt", "cls" or a json field ("" if the task uses no captions)."""
+    """Return how training reads packed shards: options with the task and where captions are, and the captions' name.
+
+    The name is "txt", "cls" or a json field, "" if the task uses no captions. Without texts in the shards the task is
+    views, with class numbers labelled.
+    """
     from dyad.data.image_text.sample import ShardSample  # loads torch
 
     read = ReadOptions(caption_per=options.caption_per, task=options.task)
@@ -93,8 +97,11 @@ def _how_to_read(indexes: Sequence[ShardIndex], options: PackOptions) -> tuple[R
 
 
 def _samples(source: str, options: PackOptions) -> Iterator[tuple[str, MakeSample]]:
-    """Yield (location, function) for each row of the tables of an input and each sample of its tars. The function
-    returns the members of the sample or raises BadRow."""
+    """Yield (location, function) for each row of the tables of an input, then for each sample of its tars.
+
+    The function returns the members of the sample or raises BadRow. Raises ConfigError for a table without images,
+    before the first row.
+    """
     tables, tars = tables_and_tars(source, options)
     for images in [image_input(table, options) for table in tables]:
         for where, fields in images.table.rows():
@@ -114,8 +121,10 @@ def _refuse_undecodable(sample: Members, max_pixels: int) -> None:
 
 
 def image_input(table: Table, options: PackOptions) -> ImageTable:
-    """Return a table as an ImageTable, with its columns of images and captions found. Raises ConfigError for a table
-    without a known column of images."""
+    """Return a table as an ImageTable, with its columns of images and captions found.
+
+    Raises ConfigError for a table without a known column of images.
+    """
     if found := image_table(table, table_keys(options)):
         return found
     raise ConfigError(

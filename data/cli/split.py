@@ -39,9 +39,11 @@ Parts = tuple[dict[str, Path], int]  # paths of data.train and data.val, and the
 
 
 def run(arguments: Sequence[str], options: SplitOptions) -> None:
-    """Split the source that the arguments (paths or URLs) name into options.out/train and options.out/val, and print
-    how to train on them. Raises ConfigError for options that cannot work, DataError for damaged data."""
-    out = outputs.checked_out(options.out)
+    """Split the source that the arguments (paths or URLs) name into options.out/train and options.out/val.
+
+    Prints how to train on them. Raises ConfigError for options that cannot work, DataError for damaged data.
+    """
+    out = outputs.checked_new_folder(options.out)
     with outputs.new_folder(out) as folder:
         paths, samples = split(arguments, folder, options)
     how = train_command(arguments, options, {key: out / path for key, path in paths.items()}, samples)
@@ -49,9 +51,12 @@ def run(arguments: Sequence[str], options: SplitOptions) -> None:
 
 
 def split_packed(folder: Path, paths: Mapping[str, Path], packed: PackOptions) -> Parts:
-    """Split the files that `python -m data pack` has written into `folder`, and remove the undivided files. paths: the
-    path of data.train and, if there is a corpus, of data.passage.corpus, relative to `folder`. packed: the options of
-    pack. Return `paths` with the new data.train and data.val, and the number of training rows. Errors as of `run`."""
+    """Split the files that `python -m data pack` has written into `folder`, and remove the undivided files.
+
+    paths: the path of data.train and, if there is a corpus, of data.passage.corpus, relative to `folder`. packed: the
+    options of pack, with `val`. Return `paths` with the new data.train and data.val, and the number of training rows.
+    Errors as of `run`.
+    """
     corpus = str(folder / paths["data.passage.corpus"]) if "data.passage.corpus" in paths else None
     kept = {key: getattr(packed, key) for key in (*KEPT, "val", "caption_per")}
     parts, samples = split([str(folder / paths["data.train"])], folder, SplitOptions(corpus=corpus, **kept))
@@ -65,7 +70,8 @@ def split(values: Sequence[str], folder: Path, options: SplitOptions) -> Parts:
     """Write the rows of a source into folder/train and folder/val, and print how many rows each part has.
 
     Return the paths of data.train and data.val, relative to `folder`, and the number of training rows. Raises
-    ConfigError for options that cannot work, DataError for damaged data and for a source without rows.
+    ConfigError for options that cannot work, such as a share into which no group of rows fits; DataError for damaged
+    data and for a source without rows.
     """
     beir, by, named = is_beir(values[0]), options.by, set[str]()
     rows = open_rows(_files(values, options))
@@ -136,9 +142,11 @@ def validation_rows(pairs: Int64s, rows: int, options: SplitOptions) -> np.ndarr
 
 
 def _files(values: Sequence[str], options: SplitOptions) -> list[str]:
-    """Return the paths of the files with the rows of a source; for a BEIR folder, the path of its queries.jsonl. Raises
-    ConfigError for files of several kinds, for files that split does not take, for an MS MARCO folder, and for a BEIR
-    folder with the option corpus."""
+    """Return the paths of the files with the rows of a source; for a BEIR folder, the path of its queries.jsonl.
+
+    Raises ConfigError for files of several kinds, for files that split does not take, for an MS MARCO folder, and for a
+    BEIR folder with the option corpus.
+    """
     if is_beir(values[0]):
         if options.corpus or Path(corpus_of(folder := local_path(values[0])) or "").suffix == ".tsv":
             raise ConfigError(
@@ -156,8 +164,10 @@ def _files(values: Sequence[str], options: SplitOptions) -> list[str]:
 
 
 def _pack_command(values: Sequence[str], options: SplitOptions, *others: str) -> str:
-    """Return the command `python -m data pack` that packs a source and splits it with the same options. others: further
-    arguments."""
+    """Return the command `python -m data pack` that packs a source and splits it with the same options.
+
+    others: further arguments.
+    """
     keys = (key for key in ("corpus", *KEPT) if getattr(options, key) != getattr(SplitOptions, key))
     words = [*others, *(f"{key}={getattr(options, key)}" for key in keys), *table_keys(options).as_args()]
     whole = ("::".join(values), f"out={options.out}", f"val={options.val:g}", *words)
@@ -165,8 +175,10 @@ def _pack_command(values: Sequence[str], options: SplitOptions, *others: str) ->
 
 
 def _copy_rows(rows: Rows, chosen: Sequence[int], part: Path, options: SplitOptions) -> None:
-    """Write the rows with indices `chosen`, with unchanged bytes, to new files in the folder `part`. Samples of shards
-    keep their keys; if two samples share a key, all get numbers as keys."""
+    """Write the rows with indices `chosen`, with unchanged bytes, to new files in the folder `part`.
+
+    Samples of shards keep their keys; if two samples share a key, all get numbers as keys.
+    """
     shards, suffix = rows.shards, Path(rows.shards.indexes[0].name).suffix
     unique = len({shards.key(i) for i in range(len(shards))}) == len(shards)
     with ROW_FILES[suffix](part, options) as write:
@@ -175,8 +187,11 @@ def _copy_rows(rows: Rows, chosen: Sequence[int], part: Path, options: SplitOpti
 
 
 def _copy_beir(source: Path, queries: Rows, chosen: Sequence[int], part: Path, options: SplitOptions) -> None:
-    """Write a BEIR folder `part` with the questions of indices `chosen`, all of their judgements in options.split (as
-    the split that JUDGED names), and the whole corpus. source: the BEIR folder; queries: its questions."""
+    """Write a BEIR folder `part` with the questions of indices `chosen`, their judgements, and the whole corpus.
+
+    The judgements are all those of the split options.split, written as the split that JUDGED names. source: the BEIR
+    folder; queries: its questions. `part` must exist, empty.
+    """
     shutil.copyfile(source / "corpus.jsonl", part / "corpus.jsonl")
     (part / "queries.jsonl").write_bytes(b"".join(queries.shards.read(i)["json"] + b"\n" for i in chosen))
     (part / "qrels").mkdir()

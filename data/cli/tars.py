@@ -18,9 +18,11 @@ MakeSample = Callable[[], Members]  # returns the members of a sample; raises Ba
 
 
 def tar_samples(paths: Sequence[str]) -> Iterator[tuple[str, MakeSample]]:
-    """Yield (location, function) for each sample of tar shards. The function returns the members of the sample, or
-    raises BadRow if training could not use it. Damaged parts of a shard come before its samples, each with a function
-    that raises BadRow."""
+    """Yield (location, function) for each sample of tar shards. The function returns the members of the sample.
+
+    It raises BadRow if training could not use the sample, also for a missing caption if any of the shards has texts.
+    Damaged parts of a shard come before its samples, each with a function that raises BadRow. Shards are indexed first.
+    """
     indexes = list(index_shards(paths))
     captioned = any(set(TEXTS) & set(index.suffixes) for index in indexes)
     for index in indexes:
@@ -47,9 +49,11 @@ def _rows_of_samples(index: ShardIndex, table: OffsetTable) -> list[list[int]]:
 
 
 def _members(shards: Shards, rows: Sequence[int], captioned: bool) -> Members:
-    """Return the members of one sample, read from `shards`. rows: the rows of their index that have members of the
-    sample, at least one. captioned: whether a caption is required. Raises BadRow if the sample cannot be read, or lacks
-    the image or a required caption."""
+    """Return the members of one sample (suffix → bytes), read from `shards`.
+
+    rows: the rows of their index that have members of the sample, at least one. captioned: whether a caption is
+    required. Raises BadRow if the sample cannot be read, or lacks the image or a required caption.
+    """
     try:
         members = {suffix: data for row in rows for suffix, data in shards.read(row).items()}
     except DataError as error:
@@ -61,4 +65,5 @@ def _members(shards: Shards, rows: Sequence[int], captioned: bool) -> Members:
 
 
 def _refuse(reason: str, detail: str) -> Members:
+    """Raise BadRow(reason, detail): the function of a sample that cannot be read."""
     raise BadRow(reason, detail)

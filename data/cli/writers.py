@@ -46,13 +46,12 @@ IN_TABLE = '\t\r\n"'  # characters that an id in a table cannot have: some reade
 
 
 def passage_id(passage: Passage) -> str:
-    """Return the id of a passage. If the passage has none, return an id made of its title and text, so that equal
-    passages share it."""
+    """Return the id of a passage; if it has none, an id made of its title and text, equal for equal passages."""
     return key_name(passage.key) if passage.id is None else passage.id
 
 
 def question_id(question: Question) -> str:
-    """Return the id of a question. If the question has none, return an id made of its text."""
+    """Return the id of a question; if it has none, an id made of its text."""
     return question.id or key_name(question.key)
 
 
@@ -61,10 +60,11 @@ def question_id(question: Question) -> str:
 
 
 def dpr_fields(row: QuestionRow, dropped: Dropped) -> Fields:
-    """Return a question and its passages as the fields of a DPR row. If the question has an id, the field query_id is
-    added; if it has a group (its topic), the field metadata. DPR's own reader ignores both fields.
+    """Return a question and its passages as the fields of a DPR row.
 
-    dropped: counts of parts that the format cannot hold, which this function leaves unchanged, as DPR holds all parts.
+    If the question has an id, the field query_id is added; if it has a group (its topic), the field metadata. DPR's own
+    reader ignores both fields. dropped: counts of parts that the format cannot hold, which this function leaves
+    unchanged, as DPR holds all parts.
     """
     lists = {"negative": row.negatives, "hard_negative": row.hard_negatives}
     relevance = row.relevance or [None] * len(row.positives)
@@ -79,10 +79,12 @@ def dpr_fields(row: QuestionRow, dropped: Dropped) -> Fields:
 
 
 def _metadata(question: Question) -> Fields:
+    """Return the field metadata with the question's group as topic; {} if the question has no group."""
     return {} if question.group is None else {"metadata": {"topic": question.group}}
 
 
 def _context(passage: Passage, relevance: float | None = None) -> Fields:
+    """Return a passage as an entry of a list of a DPR row. relevance: its weight as a positive; None: it has none."""
     fields: Fields = {"title": passage.title, "text": passage.text}
     fields |= {} if passage.id is None else {"passage_id": passage.id}
     fields |= {} if passage.teacher is None else {TEACHER[Target.dpr]: passage.teacher}
@@ -109,7 +111,7 @@ def tevatron_fields(key: str, kind: str, entry: Callable[[Passage], Any], row: Q
 
 
 def flag_fields(row: QuestionRow, dropped: Dropped) -> Fields:
-    """Return a question and its passages as the fields of a FlagEmbedding row, which has only texts.
+    """Return a question and its passages as the fields of a FlagEmbedding row, which has only texts and scores.
 
     Counts in `dropped` the parts that are lost: ids, titles, answers, question groups (topics), and the difference
     between hard and other negatives.
@@ -131,6 +133,7 @@ def flag_fields(row: QuestionRow, dropped: Dropped) -> Fields:
 
 
 def _document(id_key: str, passage: Passage) -> Fields:
+    """Return a passage as an object with id, title and text. id_key: the name of the field for the id."""
     return {id_key: passage_id(passage), "title": passage.title, "text": passage.text}
 
 
@@ -149,11 +152,14 @@ def _one_list(row: QuestionRow, dropped: Dropped) -> list[Passage]:
 
 @contextmanager
 def _lines(file: BinaryIO) -> Iterator[AddSample]:
+    """Context manager that yields a function to add a sample's json member to `file` as a line of JSON-lines."""
     yield lambda sample: file.write(sample["json"] + b"\n")
 
 
 @contextmanager
 def _array(file: BinaryIO) -> Iterator[AddSample]:
+    """Context manager that yields a function to add a sample's json member to `file` as an element of a JSON array.
+    Without a sample the file is no valid JSON."""
     separators = chain([b"[\n"], repeat(b",\n"))
     yield lambda sample: file.write(next(separators) + sample["json"])
     file.write(b"\n]\n")
@@ -161,20 +167,20 @@ def _array(file: BinaryIO) -> Iterator[AddSample]:
 
 @contextmanager
 def _json_file(suffix: str, folder: Path, options: WriteOptions) -> Iterator[AddSample]:
-    """Context manager that opens a new file named options.split with the suffix `suffix` (".jsonl" or ".json"), and
-    yields a function that adds the json member of a sample to the file."""
+    """Context manager that opens a new file in `folder`, named options.split + `suffix`, and yields a function. The
+    function adds the json member of a sample to the file. suffix: ".jsonl" or ".json"."""
     with (folder / f"{options.split}{suffix}").open("wb") as file, JSON_ROWS[suffix](file) as add:
         yield add
 
 
 @contextmanager
 def _beir(folder: Path, options: PackOptions, written: "WrittenIds") -> Iterator[WriteRow]:
-    """Context manager that opens the files of questions and judgements of a new BEIR folder, and yields a function that
-    writes one question row.
+    """Context manager that opens the files of questions and judgements of a new BEIR folder, and yields a function.
 
-    The function deduplicates: a question, or a judgement (pair of question and passage), that an earlier row has
-    written is not written again. It returns whether the question was new. Answers and negatives, which BEIR cannot
-    hold, are only counted. written: the ids of the questions and pairs written before.
+    The function writes one question row, and returns whether the question was new. It deduplicates: a question, or a
+    judgement (pair of question and passage), that an earlier row has written is not written again. Answers and
+    negatives, which BEIR cannot hold, are only counted. written: the ids of the questions and pairs written before.
+    Errors as of `row_writer`.
     """
     qrels = folder / "qrels" / f"{options.split}.tsv"
     qrels.parent.mkdir()
@@ -221,8 +227,7 @@ ROWS = {
 
 @contextmanager
 def row_writer(folder: Path, options: PackOptions, written: "WrittenIds") -> Iterator[WriteRow]:
-    """Context manager that yields a function to write a question and its passages to `folder` in the format
-    `options.to`.
+    """Context manager that yields a function to write a question and its passages to `folder` as `options.to` asks.
 
     The function returns whether it wrote the question: False only in the format beir, when an earlier row had the same
     question. New judgements of such a row are written nevertheless. In this format the function raises BadRow for an id
@@ -263,6 +268,7 @@ def _table_line(passage: Passage, dropped: Dropped) -> bytes:
 
 
 def _json_line(id_key: str, passage: Passage, dropped: Dropped) -> bytes:
+    """Return a passage as a line of JSON-lines. id_key: the name of the field for the id. dropped: not used."""
     return json_bytes(_document(id_key, passage)) + b"\n"
 
 
@@ -279,8 +285,8 @@ class CorpusWriter:
     """Writes passages to a new corpus file, each id only once.
 
     file: the new corpus file. line: converts a passage to a line of it. written: the ids that were written before.
-    source: an existing corpus whose passages are all copied to the file first, or None. dropped: takes counts of the
-    parts that the file cannot hold. count: number of passages written so far.
+    source: an existing corpus whose passages the caller copies to the file first, by `copy`, or None. dropped: takes
+    counts of the parts that the file cannot hold. count: number of passages written so far.
     """
 
     file: BinaryIO
@@ -326,8 +332,8 @@ class CorpusWriter:
         return len(new)
 
     def _key(self, name: str) -> int | None:
-        """Return the content key (a hash of title and text) of the passage that the new corpus file has under the id
-        `name`; None when there is none."""
+        """Return the content key (a hash of title and text) of the passage that the new file has under the id `name`.
+        None: there is none."""
         if self.source is not None and (position := int(self.source.positions([name])[0])) >= 0:
             return int(self.source.keys[position])
         return self.written.key("passage", name)
@@ -339,9 +345,9 @@ def corpus_writer(
 ) -> Iterator[CorpusWriter]:
     """Context manager that opens the corpus file of the format `target` in `folder`, and yields a CorpusWriter for it.
 
-    written: the ids written before, so that each passage is written once. source: the corpus that the caller will copy
-    to the file first, whose ids then count as written; None if there is none. dropped: counts of the parts that the
-    file cannot hold, which the writer increases.
+    target: a format in CORPORA. written: the ids written before, so that each passage is written once. source: the
+    corpus that the caller will copy to the file first, whose ids then count as written; None if there is none. dropped:
+    counts of the parts that the file cannot hold, which the writer increases.
     """
     name, first_line, line = CORPORA[target]
     with (folder / name).open("wb") as file:
@@ -353,7 +359,7 @@ def corpus_writer(
 
 
 class WrittenIds:
-    """Stores the ids of questions, passages and pairs (question and passage) that were written to new files, each with
+    """Stores the ids of questions, passages and pairs (question and passage) that were written to new files. Each has
     the content key (a hash) of its question or passage; 1 for a pair. The ids are in a file on disk, because there may
     be many millions. database: an empty database, in which the table is made."""
 
@@ -370,10 +376,10 @@ class WrittenIds:
         return None if found is None else int(found[0])
 
     def add(self, kind: str, name: str, key: int) -> bool:
-        """Store the id `name`, which was written, with the content key `key` (a hash), and return whether the id is
-        new. kind: "question", "passage" or "pair" (question and passage).
+        """Store the written id `name` with the content key `key` (a hash), and return whether the id is new.
 
-        Raises BadRow when the id is already stored with another key.
+        kind: "question", "passage" or "pair" (question and passage). Raises BadRow when the id is already stored with
+        another key.
         """
         known = self.key(kind, name)
         if known is None:

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from dyad.data.base.errors import ConfigError, SampleError
-from dyad.data.batch import BadSample, Batch, Extra, lengths_by
+from dyad.data.batch import BadSample, Batch, Extra, text_lengths
 from dyad.data.config import DataConfig, NegativeList
 from dyad.data.image_text import transforms
 from dyad.data.image_text.negatives import Mined, MinedTexts, draw_texts, wrong_texts
@@ -28,7 +28,7 @@ from dyad.data.image_text.sample import ShardSample
 from dyad.data.image_text.transforms import ImageSpec
 from dyad.data.image_text.wrong_images import Drawn, MinedImages, WrongImages
 from dyad.data.loading.class_batches import ClassNumbers
-from dyad.data.loading.negatives import looked_at
+from dyad.data.loading.negatives import evenly_spaced_ids
 from dyad.data.loading.replacement import Replacements, check_any
 from dyad.data.loading.sample_rng import uniforms
 from dyad.data.shards.content_keys import content_key
@@ -168,7 +168,7 @@ class PairMaker:
         x, x_noise = stacked(zip(images, draws, strict=True), self.config.augment)
         more = [(row, text) for row, drawn in enumerate(negatives) for text in drawn]
         y, y_more = self.tokenize([*texts, *(text for _, text in more)]).split([len(texts), len(more)])
-        lengths = lengths_by(self.tokenize, y)
+        lengths = text_lengths(self.tokenize, y)
         weights = None if relevance[0] is None else torch.tensor(relevance)
         return Batch(
             *(x, y, ids, x_keys, y_keys),
@@ -188,7 +188,7 @@ class PairMaker:
             row=torch.tensor([row for row, _ in negatives], dtype=torch.int64),
             keys=torch.tensor([content_key(text.encode()) for _, text in negatives], dtype=torch.int64),
             positive=torch.zeros(len(negatives), dtype=torch.bool),
-            lengths=lengths_by(self.tokenize, y),
+            lengths=text_lengths(self.tokenize, y),
         )
 
     def check(self, sample: ShardSample) -> None:
@@ -274,7 +274,7 @@ class ImageText:
 
         name: the key of data.negatives that says how many are drawn for a row. has_any: whether a sample has some.
         """
-        looked = looked_at(len(self.shards))
+        looked = evenly_spaced_ids(len(self.shards))
         for i in looked:
             with suppress(SampleError):  # bad samples are replaced
                 if has_any(ShardSample.read(self.shards, i)):

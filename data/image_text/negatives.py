@@ -16,7 +16,7 @@ import numpy as np
 from dyad.data.base.errors import DataError
 from dyad.data.config import DataConfig, NegativeList
 from dyad.data.image_text.sample import MAX_LETTERS, ShardSample
-from dyad.data.loading.negatives import distinct, is_text, open_mined, sample
+from dyad.data.loading.negatives import draw_entries, first_indices, is_text, open_mined
 from dyad.data.shards.content_keys import Int64s, content_key, key_of_name
 from dyad.data.shards.index_cache import MemmapArray, cached_array
 from dyad.data.shards.manifest import file_entries
@@ -107,7 +107,7 @@ def draw_texts(texts: Sequence[str], right: Sequence[str], draws: np.ndarray) ->
     """Draw texts without replacement, at most one for each number in `draws`, which are random in [0, 1). Equal texts
     are drawn at most once. right: texts that are never drawn."""
     keys, excluded = ([content_key(text.encode()) for text in some] for some in (texts, right))
-    return tuple(texts[i] for i in sample(distinct(keys, set(excluded)), draws))
+    return tuple(texts[i] for i in draw_entries(first_indices(keys, set(excluded)), draws))
 
 
 def sorted_table(found: dict[int, int]) -> Int64s:

@@ -22,8 +22,13 @@ from dyad.data.config import DataConfig, NegativeList
 from dyad.data.image_text.negatives import FORMAT, Mined, place_of, sorted_table
 from dyad.data.image_text.noise import Cropped, stacked
 from dyad.data.image_text.sample import ShardSample
+<<<<<<< HEAD
 from dyad.data.image_text.transforms import DRAWS, ImageSpec, crop_and_resize
 from dyad.data.loading.negatives import distinct, sample
+=======
+from dyad.data.image_text.transforms import DRAWS, ImageSpec, training_size
+from dyad.data.loading.negatives import draw_entries, first_indices
+>>>>>>> doc-d1
 from dyad.data.shards.content_keys import Int64s, content_key, key_name, key_of_name
 from dyad.data.shards.index_cache import cached_array
 from dyad.data.shards.shards import Shards
@@ -147,7 +152,7 @@ class WrongImages:
             NegativeList.mined: lambda: self.mined.images(text) if self.mined else [],
         }
         found = next((f for name in self.config.negatives.lists if name in lists and (f := lists[name]())), ())
-        return (found[i] for i in sample(distinct([image.key for image in found], {x_key}), draws))
+        return (found[i] for i in draw_entries(first_indices([image.key for image in found], {x_key}), draws))
 
 
 def _samples_by_key(shards: Shards, config: DataConfig) -> Int64s:

@@ -13,7 +13,7 @@ B = TypeVar("B", bound=Batch)
 
 
 def one_ahead(items: Iterable[T], prepare: Callable[[T], U]) -> Iterator[U]:
-    """Yield prepare(item) for each of `items`. An item is taken and prepared before the previous result is yielded.
+    """Yield prepare(item) for each of `items`, in order, with the next item taken and prepared before each result.
 
     An exception of `items` or `prepare` is raised after all earlier results were yielded.
     """
@@ -30,16 +30,18 @@ def one_ahead(items: Iterable[T], prepare: Callable[[T], U]) -> Iterator[U]:
 
 
 class Timer(Protocol):
-    """Measures the time between start() and stop() on the current stream of a device."""
+    """Interface of what measures the time between start() and stop() on the current CUDA stream."""
 
     def start(self) -> None: ...
     def stop(self) -> None: ...
 
 
 def copied_ahead(batches: Iterable[B], device: torch.device, timer: Timer) -> Iterator[B]:
-    """Yield the batches, moved to `device`. To a GPU, a batch is copied on a separate CUDA stream while the previous
-    step computes; it must lie in pinned memory. For a CPU, batches are yielded as they come. timer: measures the
-    copies."""
+    """Yield the batches, moved to `device`; the batches in Batch.auxiliary are not moved.
+
+    To a GPU, a batch is copied on a separate CUDA stream while the previous step computes; it must lie in pinned
+    memory. For a CPU, batches are yielded as they come. timer: measures each copy, on that stream.
+    """
     if device.type != "cuda":
         yield from batches
         return

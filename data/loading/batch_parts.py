@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dyad.data.batch import PADDING, Batch, mapped
+from dyad.data.batch import PADDING, Batch, map_tensors
 from dyad.data.loading.workers import prefetched
 
 ITEM = 256  # the most samples of a part
@@ -33,13 +33,13 @@ MakePart = Callable[[int, int, slice], B]
 def batches_of_parts(
     make: MakePart[B], steps: range, rows: int, workers: int, noise_later: bool = False, **options: Any
 ) -> Iterator[B]:
-    """Yield this rank's batch of each step, put together from the parts that `make` returns. With CUDA it lies in
-    pinned memory.
+    """Yield this rank's batch of each step, put together from the parts that `make` returns.
 
-    make(step, number, rows): returns a part: the samples `rows` (a slice) of the step's batch. number: number of the
-    part, counted from 0 over all steps; worker processes make parts in turn. rows: number of samples of a batch.
-    workers: number of loader processes. noise_later: whether noise is left to be added on the device. options: the
-    arguments where, timeout and rank of `prefetched`, whose errors are raised here too.
+    With CUDA it lies in pinned memory. make(step, number, rows): returns a part: the samples `rows` (a slice) of the
+    step's batch. number: number of the part, counted from 0 over all steps; worker processes make parts in turn. rows:
+    number of samples of a batch. workers: number of loader processes; 0: this process makes the parts. noise_later:
+    whether noise is left to be added on the device, by Batch.with_noise. options: the arguments where, timeout and rank
+    of `prefetched`, whose errors are raised here too.
     """
     count = max(min(max(-(-rows // ITEM), workers + 1), rows), 1)
     bounds = [number * rows // count for number in range(count + 1)]
@@ -51,15 +51,16 @@ def batches_of_parts(
 
 
 def _packed(make: MakePart[B], bounds: Sequence[int], noise_later: bool, number: int) -> B:
-    """Make the part with number `number` (counted over all steps), in a worker. Its tensors, except images, are
-    converted to numpy arrays: torch would send each small tensor through a shared-memory file of its own, which takes
-    longer than copying it.
+    """Make the part with number `number` (counted over all steps), in a worker, in the form that `assembled` takes.
 
-    bounds: first row of each part of a batch, and the number of rows. Other arguments as of `batches_of_parts`."""
+    Its tensors, except images, are converted to numpy arrays: torch would send each small tensor through a
+    shared-memory file of its own, which takes longer than copying it. bounds: first row of each part of a batch, and
+    the number of rows. Other arguments as of `batches_of_parts`.
+    """
     step, place = divmod(number, len(bounds) - 1)
     part = make(step, number, slice(bounds[place], bounds[place + 1]))
     part = part if noise_later else part.with_noise()
-    packed = mapped(part, Tensor.numpy)
+    packed = map_tensors(part, Tensor.numpy)
     for side in SIDES if part.x_places is None else ():  # parts of sequences differ in their number of rows
         if getattr(part, side).dim() > 2:
             setattr(packed, side, getattr(part, side))
@@ -67,12 +68,11 @@ def _packed(make: MakePart[B], bounds: Sequence[int], noise_later: bool, number:
 
 
 def assembled(parts: Iterator[B], rows: int, pin: bool) -> B:
-    """Return the batch that is put together from `parts`, as `_packed` returns them. rows: number of samples of the
-    batch; pin: whether the batch lies in pinned memory.
+    """Return the batch that is put together from `parts`, all parts of one batch as `_packed` returns them.
 
-    The images of a part are copied to their place in the batch as soon as the part comes, and the part's shared memory
-    is freed. The parts are changed, and cannot be used afterwards. If the batch has only one part and `pin` is False,
-    its images are not copied.
+    rows: number of samples of the batch. pin: whether the batch lies in pinned memory. The images of a part are copied
+    to their place in the batch as soon as the part comes, and the part's shared memory is freed. The parts are changed,
+    and cannot be used afterwards. If the batch has only one part and `pin` is False, its images are not copied.
     """
     taken: list[B] = []
     images, firsts = dict[str, Tensor](), [0]
@@ -103,11 +103,11 @@ def _give_back(copied: Tensor) -> None:
 
 
 def _joined(records: Sequence[Any], firsts: Sequence[int]) -> Any:
-    """Return one dataclass object, such as a Batch, from those of consecutive parts of a batch: arrays are concatenated
-    to tensors (lengths, places and draws to numpy arrays), tuples are concatenated, counts are added. Other fields,
-    such as images and None, are taken from the first part.
+    """Return one dataclass object, such as a Batch, from those of consecutive parts of a batch.
 
-    firsts: the row of the batch where each part begins, which is added to the part's fields named `row`.
+    Arrays are concatenated to tensors (lengths, places and draws to numpy arrays), tuples are concatenated, counts are
+    added. Other fields, such as images and None, are taken from the first part. firsts: the row of the batch where each
+    part begins, which is added to the part's fields named `row`.
     """
     whole: dict[str, Any] = {}
     for name in (field.name for field in fields(records[0])):
@@ -119,7 +119,7 @@ def _joined(records: Sequence[Any], firsts: Sequence[int]) -> Any:
             whole[name] = sum(values)
         elif isinstance(values[0], np.ndarray):
             moved = [value + first for value, first in placed] if name == "row" else values
-            whole[name] = stacked([torch.from_numpy(value) for value in moved])
+            whole[name] = concatenated([torch.from_numpy(value) for value in moved])
         elif is_dataclass(values[0]):
             whole[name] = _joined(values, firsts)
         elif isinstance(values[0], tuple):
@@ -131,9 +131,11 @@ def _joined(records: Sequence[Any], firsts: Sequence[int]) -> Any:
     return replace(records[0], **whole)
 
 
-def stacked(tensors: Sequence[Tensor]) -> Tensor:
-    """Concatenate tensors along their first dimension. Rows of tokens, (n, L) each, are first padded at the right with
-    PADDING to the largest L."""
+def concatenated(tensors: Sequence[Tensor]) -> Tensor:
+    """Concatenate tensors along their first dimension. Rows of tokens, (n, L) each, may differ in L.
+
+    They are first padded at the right with PADDING to the largest L.
+    """
     if tensors[0].dim() > 1:
         width = max(tensor.shape[1] for tensor in tensors)
         tensors = [F.pad(tensor, (0, width - tensor.shape[1]), value=PADDING) for tensor in tensors]

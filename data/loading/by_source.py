@@ -19,8 +19,8 @@ from dyad.data.loading.order import Ids, Order, permuted
 class BySource(Order):
     """The order of training samples in which all samples of a global batch come from one source.
 
-    names: the name of each source in messages. Other arguments as of Order. Raises ConfigError, naming the source, when
-    a source has less than one global batch in an epoch.
+    names: the name of each source in messages. how: the arguments of Order other than sizes and weights, by keyword.
+    The constructor raises ConfigError, naming the source, when a source has less than one global batch in an epoch.
     """
 
     def __init__(self, sizes: Sequence[int], weights: Sequence[float], names: Sequence[str], **how: Any) -> None:
@@ -41,8 +41,10 @@ class BySource(Order):
         self.steps_per_epoch = self._first_batches[-1]
 
     def source(self, step: int) -> tuple[int, int]:
-        """Return the index of the source from which optimiser step `step` takes its batch, and the number of this step
-        among the steps of the source, over all epochs. Steps are counted from 0."""
+        """Return the index of the source of optimiser step `step`, and which of the source's own steps it is.
+
+        Both kinds of steps are counted from 0, over all epochs.
+        """
         epoch, batch = divmod(step, self.steps_per_epoch)
         place = int(permuted(np.array([batch]), self.steps_per_epoch, self._keys(epoch, "batches"))[0])
         source = bisect_right(self._first_batches, place) - 1

@@ -22,10 +22,10 @@ OCCURRENCE = np.dtype([("key", "i8"), ("text", "i8"), ("place", "i8"), ("part", 
 
 
 def catalogue_table(occurrences: Iterable[Occurrence]) -> Int64s:
-    """Return the table of a catalogue, (4, E): KEY, PLACE, PART and DRAWS of each entry, ascending by KEY.
+    """Return the table of a catalogue, int64 (4, E): KEY, PLACE, PART and DRAWS of each entry, ascending by KEY.
 
-    The table is int64; its row DRAWS has the bits of float64 numbers. occurrences: at least one. Occurrences with equal
-    key and equal text become one entry, with PLACE and PART of the first of them, and the sum of their DRAWS.
+    Its row DRAWS has the bits of float64 numbers. occurrences: at least one. Occurrences with equal key and equal text
+    become one entry, with PLACE and PART of the first of them, and the sum of their DRAWS.
     """
     every = np.fromiter(occurrences, OCCURRENCE)
     every = every[np.lexsort((every["text"], every["key"]))]  # is stable: the first occurrence stays the first
@@ -36,12 +36,12 @@ def catalogue_table(occurrences: Iterable[Occurrence]) -> Int64s:
 
 
 class Catalogue:
-    """The N distinct items of side y of a data set. Each has one or more entries, its texts.
+    """The N distinct items of side y of a data set. Each has one or more of the E entries, its texts.
 
     starts (N,) int64: index of the first entry of each item, ascending. keys (N,) int64: the items' content keys,
     ascending. draws_E (E,), draws_N (N,) float64: the expected number of times that an epoch draws each entry and each
     item as a positive. tokens(texts): converts k texts to tower inputs, such as int64 (k, L). tokenize: the tokenizer
-    that `tokens` calls.
+    that `tokens` calls. len() is N.
     """
 
     def __init__(
@@ -63,12 +63,13 @@ class Catalogue:
         return len(self.starts)
 
     def text(self, entry: int) -> Any:
-        """Return the text of the entry with index `entry`, read from its file. Raises DataError or SampleError if the
-        file has changed."""
+        """Return the text of the entry with index `entry` (of E, not of N), read from its file, as `read` gives it.
+
+        Raises DataError or SampleError if the file has changed.
+        """
         return self.read(*self.mapped.array[[PLACE, PART], entry].tolist())
 
     def positions(self, keys_k: Int64s) -> Int64s:
-        """Return the index among the N items of the item with each content key, int64 (k,); −1 if no item has the
-        key."""
+        """Return the index among the N items of the item with each content key, int64 (k,); −1 for an unknown key."""
         position_k = np.searchsorted(self.keys, keys_k).clip(max=len(self) - 1)
         return np.where(self.keys[position_k] == keys_k, position_k, -1)

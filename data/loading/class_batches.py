@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from dyad.data.base.errors import ConfigError, SampleError, nearest
-from dyad.data.batch import Batch, lengths_by
+from dyad.data.batch import Batch, text_lengths
 from dyad.data.config import DataConfig
 from dyad.data.loading.loader import BatchSource, Positions
 from dyad.data.loading.order import Ids, Order, local_rows
@@ -20,11 +20,10 @@ from dyad.data.shards.shards import Shards
 
 @dataclass(frozen=True)
 class ClassNumbers:
-    """The names of C classes. A call converts n names to class numbers 0 … C − 1, int64 (n,). If C is 1, every name
-    other than that of the class gets the number 1.
+    """The names of C classes. A call converts n names to class numbers 0 … C − 1, int64 (n,) on the CPU.
 
-    If C is more than 1, a call raises SampleError for a name that is not in `names`. where: text with which the message
-    begins.
+    If C is 1, every name other than that of the class gets the number 1. If C is more than 1, a call raises SampleError
+    for a name that is not in `names`. where, of a call: text with which this message begins.
     """
 
     names: Sequence[str]
@@ -42,12 +41,12 @@ class ClassNumbers:
 
 @dataclass(frozen=True)
 class Labelled:
-    """The training data set of task=labelled. Its pairs are samples (x) and classes (y), or samples of class 0 (x) and
-    samples of all other classes (y).
+    """The training data set of task=labelled. Its pairs are samples and classes, or class 0 and all others.
 
-    samples: the data set of all samples, whose batches have the class number of each sample as y. classes: a name or
-    text for each of C classes; None: the pairs are samples of class 0 and of the others. tokenize(classes): returns the
-    inputs of the y tower for the classes; not used if `classes` is None.
+    In the second case x are samples of class 0, the rare one, and y the samples of all other classes. Its batches
+    become such pairs by `completed`, which the loader calls. samples: the data set of all samples, whose batches have
+    the class number of each sample as y. classes: a name or text for each of C classes; None: the second case.
+    tokenize(classes): returns the inputs of the y tower for the classes; not used if `classes` is None.
     """
 
     samples: BatchSource
@@ -67,13 +66,14 @@ class Labelled:
     def completed(self, batch: Batch, rank: int, world_size: int) -> Batch:
         """Return `batch`, a batch of `samples`, with the sides x and y that the losses need.
 
-        If self.classes is not None, y becomes this rank's share of the inputs of all classes, and Batch.positives the
-        class number of each sample. Otherwise x becomes the samples of class 0, and y the other samples.
+        If self.classes is not None, y becomes this rank's share of the inputs of all classes, with class numbers as
+        y_keys, and Batch.positives the class number of each sample. Otherwise x becomes the samples of class 0, and y
+        the other samples; sample_ids are those of x. No collective is called.
         """
         if self.classes is not None:
             own = local_rows(len(self.classes), rank, world_size)
             y, keys = self._inputs[own], torch.arange(own.start, own.stop)
-            return replace(batch, y=y, y_keys=keys, y_lengths=lengths_by(self.tokenize, y), positives=batch.y)
+            return replace(batch, y=y, y_keys=keys, y_lengths=text_lengths(self.tokenize, y), positives=batch.y)
         own, other, lengths = batch.y == 0, batch.y != 0, batch.x_lengths
         of_sides = {"x": batch.x[own], "y": batch.x[other], "x_keys": batch.x_keys[own], "y_keys": batch.x_keys[other]}
         if lengths is not None:
@@ -84,13 +84,13 @@ class Labelled:
 
 
 class RareOrder(Order):
-    """The order of samples in which each global batch has data.rare_per_batch samples of the class data.rare, spread
-    evenly over its rows.
+    """The order of samples in which each global batch has data.rare_per_batch samples of the class data.rare.
 
-    The rare samples and the others are ordered separately, so a rare sample may come again before all others came once;
-    an epoch is a pass over the others. is_rare: (n,) bool, whether each of the n samples of `shards` is of the rare
-    class. how: the arguments of Order other than sizes and weights. Raises ConfigError if there are too few samples of
-    either kind. `local` returns the step in place of the epoch.
+    They are spread evenly over its rows. The rare samples and the others are ordered separately, so a rare sample may
+    come again before all others came once; an epoch is a pass over the others. is_rare: (n,) bool, whether each of the
+    n samples of `shards` is of the rare class. how: the arguments of Order other than sizes and weights. The
+    constructor raises ConfigError if there are too few samples of either kind. `ids` are not sorted. `local` returns
+    the step in place of the epoch, so that a rare sample is augmented anew each time.
     """
 
     def __init__(self, shards: Shards, is_rare: np.ndarray, data: DataConfig, **how: Any) -> None:

@@ -16,8 +16,8 @@ import numpy as np
 import torch
 
 from dyad.data.base.errors import DataError
-from dyad.data.batch import Batch, Extra, lengths_by
-from dyad.data.loading.batch_parts import stacked
+from dyad.data.batch import Batch, Extra, text_lengths
+from dyad.data.loading.batch_parts import concatenated
 from dyad.data.loading.catalogue import Catalogue
 from dyad.data.log_weights import read_log_weights
 from dyad.data.shards.content_keys import Int64s, key_name
@@ -27,23 +27,24 @@ REMEDY = "Make the file of the data that is trained on: python -m data weights"
 
 
 def _uniform(catalogue: Catalogue, file: str | None) -> Float64s:
-    """Return log q of the N items (N,) for the uniform density: −log N for each."""
+    """Return log q of the N items (N,) for the uniform density: −log N for each. file: not used."""
     return np.full(len(catalogue), -np.log(len(catalogue)))
 
 
 def _unigram(catalogue: Catalogue, file: str | None) -> Float64s:
-    """Return log q of the N items (N,), where q is proportional to the expected number of times that an epoch draws an
-    item as a positive; −inf where this number is 0."""
+    """Return log q of the N items (N,) for the density of positives; −inf for an item that is never one.
+
+    q is proportional to the expected number of times that an epoch draws an item as a positive. file: not used.
+    """
     with np.errstate(divide="ignore"):
         return np.log(catalogue.draws_N / catalogue.draws_N.sum())
 
 
 def _of_file(catalogue: Catalogue, file: str | None) -> Float64s:
-    """Return log q of the N items (N,) from a file that `read_log_weights` reads, normalised; −inf for items that the
-    file lacks.
+    """Return log q of the N items (N,) from a file that `read_log_weights` reads, normalised.
 
-    Raises DataError for an item of the file that the catalogue lacks, and for a positive that the file lacks, because
-    NCE needs q > 0 for every positive.
+    It is −inf for items that the file lacks. Raises DataError for an item of the file that the catalogue lacks, and for
+    a positive that the file lacks, because NCE needs q > 0 for every positive; other errors as of `read_log_weights`.
     """
     weights = read_log_weights(str(file))
     place_n, log_q_N = catalogue.positions(weights.keys_n), np.full(len(catalogue), -np.inf)
@@ -70,9 +71,9 @@ DENSITIES: dict[str, Callable[[Catalogue, str | None], Float64s]] = {
 
 
 class DrawnItems:
-    """Draws noise items from a density, and adds them to batches. Forked processes share its arrays.
+    """Draws k noise items for each global batch from a density, and adds to a part of the batch its share of them.
 
-    support: the number of items that can be drawn (q > 0).
+    support: the number of items that can be drawn (q > 0). Forked processes share its arrays.
     """
 
     def __init__(self, catalogue: Catalogue, log_q_N: Float64s, count: int, pairs: int, seed: int) -> None:
@@ -97,7 +98,10 @@ class DrawnItems:
         )
 
     def entries(self, step: int) -> Int64s:
-        """Return the indices of the catalogue entries that are drawn for the global batch of a step, int64 (k,)."""
+        """Return the indices (among E) of the catalogue entries drawn for the global batch of a step, int64 (k,).
+
+        They depend only on the seed and the step, and an entry may come twice.
+        """
         digest = hashlib.blake2b(f"{self.seed}/{step}/drawn items".encode(), digest_size=16).digest()
         draws_k = np.random.Generator(np.random.Philox(key=np.frombuffer(digest, "<u8"))).random(self.count)
         total = self._cumulative_E[-1]
@@ -105,18 +109,19 @@ class DrawnItems:
         return np.searchsorted(self._cumulative_E, below, side="right")
 
     def added(self, batch: Batch, step: int, rows: slice) -> Batch:
-        """Return `batch` with its share of the noise items of the step as Batch.extra, and log q of its own y items as
-        Batch.y_log_q. Batch.y and Batch.extra.y are padded to one width.
+        """Return `batch` with its share of the noise items of the step as Batch.extra, and with Batch.y_log_q.
 
-        batch: the samples `rows` of the global batch of step `step`, without extra items. Raises DataError for an item
-        of side y that cannot be drawn, because NCE needs q > 0 for every positive.
+        The latter has log q of the batch's y items. Batch.y and Batch.extra.y are padded to one width. batch: the
+        samples `rows` of the global batch of step `step`, on the CPU and without extra items, which would be lost.
+        Raises DataError for an item of side y that cannot be drawn, because NCE needs q > 0 for every positive, and
+        errors as Catalogue.text does.
         """
         bounds = np.arange(rows.start, rows.stop + 1) * self.count // self.pairs
         firsts = np.arange(len(batch)) if batch.x_places is None else np.flatnonzero(batch.x_places == 0)
         entries_k = self.entries(step)[bounds[0] : bounds[-1]]
         texts = [self.catalogue.text(entry) for entry in entries_k.tolist()]
         y_kL = self.catalogue.tokens(texts) if texts else batch.y[:0]
-        y, extra_y = stacked([batch.y, y_kL]).split([len(batch.y), len(y_kL)])  # padded to one width
+        y, extra_y = concatenated([batch.y, y_kL]).split([len(batch.y), len(y_kL)])  # padded to one width
         item_k = np.searchsorted(self.catalogue.starts, entries_k, side="right") - 1
         item_m = self.catalogue.positions(batch.y_keys.numpy())
         log_q_m = np.where(item_m < 0, -np.inf, self.log_q_N[item_m])
@@ -130,7 +135,7 @@ class DrawnItems:
             row=torch.from_numpy(np.repeat(firsts, np.diff(bounds))),
             keys=torch.from_numpy(self.catalogue.keys[item_k]),
             positive=torch.zeros(len(item_k), dtype=torch.bool),
-            lengths=lengths_by(self.catalogue.tokenize, y_kL),
+            lengths=text_lengths(self.catalogue.tokenize, y_kL),
             log_q=torch.from_numpy(self.log_q_N[item_k].astype(np.float32)),
         )
         return replace(batch, y=y, extra=extra, y_log_q=torch.from_numpy(log_q_m.astype(np.float32)))

@@ -24,9 +24,9 @@ Positions = Sequence[tuple[int, int]]  # (epoch, sample id) each
 
 def worker_count(workers: int | str, device: torch.device) -> int:
     """Return the number of loader processes of this rank. workers: the setting data.workers, a number or "auto".
-    device: the device that trains.
 
-    "auto" means on a GPU the number of CPU cores of this rank minus 1, at least 1 and at most 16; on a CPU 2.
+    "auto" means on a GPU the number of CPU cores of this rank minus 1, at least 1 and at most 16; on a CPU 2. device:
+    the device that trains.
     """
     if workers != AUTO:
         return int(workers)
@@ -34,19 +34,22 @@ def worker_count(workers: int | str, device: torch.device) -> int:
 
 
 def cores_of_rank() -> int:
-    """Return the number of CPU cores for this process, rounded down: the cores of the job on this machine, divided by
-    the number of the job's processes on this machine (environment variable LOCAL_WORLD_SIZE, or 1). The job's cores are
-    those that this process may use, or the number in the environment variable DYAD_CORES, which launch/torchrun.sh sets
-    because it may bind each process to the cores near its GPU; in both cases at most the quota of the container."""
+    """Return the number of CPU cores for this process, rounded down: its share of the job's cores on this machine.
+
+    The cores are divided by the number of the job's processes on this machine (environment variable LOCAL_WORLD_SIZE,
+    or 1), so the result is 0 if these are more. The job's cores are those that this process may use, or the number in
+    the environment variable DYAD_CORES, which launch/torchrun.sh sets because it may bind each process to the cores
+    near its GPU; in both cases at most the quota of the container.
+    """
     cores = min(int(os.environ.get("DYAD_CORES") or available_cores()), core_quota())
     return int(cores) // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
 
 
 class BatchSource(Protocol):
-    """Interface of a data set that makes whole batches. `__getitems__` takes a list of positions, each a pair (epoch,
-    sample id), and returns the batch of these samples.
+    """Interface of a data set that makes whole batches.
 
-    where(sample_id): returns the name of a sample for error messages; it must not read any storage.
+    `__getitems__` takes a list of positions, each a pair (epoch, sample id), and returns the batch of these samples, on
+    the CPU. where(sample_id): returns the name of a sample for error messages; it must not read any storage.
     """
 
     def __getitems__(self, positions: Positions) -> Batch: ...
@@ -66,14 +69,14 @@ def build_loader(
     noise_later: bool = False,
     drawn: DrawnItems | None = None,
 ) -> Iterator[Batch]:
-    """Yield this rank's part of the global batch of each step from first_step to last_step - 1.
+    """Yield this rank's part of the global batch of each step from first_step to last_step - 1, on the CPU.
 
-    dataset: makes the batches. order: decides which samples a step uses. workers: number of loader processes. timeout:
-    seconds that a worker may take for a sample; 0: no limit. noise_later: whether noise is left out of the batches, to
-    be added on the device by Batch.with_noise. drawn: adds noise items to each batch; None: none. With CUDA batches lie
-    in pinned memory. If `dataset` has a method completed(batch, rank, world_size), its result is yielded for each
-    batch. Raises HardwareError when a worker dies or exceeds the timeout, and the UserError that `dataset` raised for a
-    batch that it cannot make.
+    dataset: makes the batches. order: decides which samples a step uses. workers: number of loader processes; 0: none,
+    batches are made on demand. timeout: seconds that a worker may take for a sample; 0: no limit. noise_later: whether
+    noise is left out of the batches, to be added on the device by Batch.with_noise. drawn: adds noise items to each
+    batch; None: none. With CUDA batches lie in pinned memory. If `dataset` has a method completed(batch, rank,
+    world_size), its result is yielded for each batch. Ranks do not communicate. Raises HardwareError when a worker dies
+    or exceeds the timeout, and the UserError that `dataset` raised for a batch that it cannot make.
     """
     local = lru_cache(maxsize=1)(order.local)  # a worker may make several parts of a step
 

@@ -13,15 +13,17 @@ from dyad.data.shards.sources import parse_sources
 LOOKED_AT = 100  # the most samples that are checked for hard negatives
 
 
-def distinct(keys: Sequence[int], excluded: set[int]) -> list[int]:
+def first_indices(keys: Sequence[int], excluded: set[int]) -> list[int]:
     """Return the indices, ascending, at which a key occurs in `keys` for the first time, except keys in `excluded`."""
     first = {key: i for i, key in reversed(list(enumerate(keys))) if key not in excluded}
     return sorted(first.values())
 
 
-def sample(pool: Sequence[int], draws: Sequence[float] | np.ndarray) -> list[int]:
-    """Draw entries of `pool` without replacement (Fisher-Yates shuffle), one for each random number in `draws`. The
-    numbers are in [0, 1). If `pool` has fewer entries than `draws`, all entries are drawn."""
+def draw_entries(pool: Sequence[int], draws: Sequence[float] | np.ndarray) -> list[int]:
+    """Draw entries of `pool` without replacement, one for each of `draws`, random numbers in [0, 1) (Fisher-Yates).
+
+    If `pool` has fewer entries than `draws`, all entries are drawn. `pool` is not changed.
+    """
     left = list(pool)
     for i, draw in enumerate(draws[: len(left)]):
         other = i + int(draw * (len(left) - i))
@@ -29,15 +31,20 @@ def sample(pool: Sequence[int], draws: Sequence[float] | np.ndarray) -> list[int
     return left[: len(draws)]
 
 
-def looked_at(count: int) -> list[int]:
-    """Return the ids of at most LOOKED_AT samples, evenly spaced among `count` samples, which are checked for hard
-    negatives."""
+def evenly_spaced_ids(count: int) -> list[int]:
+    """Return the ids of at most LOOKED_AT samples, evenly spaced and ascending among `count` samples; [] for none.
+
+    These samples are checked for hard negatives before a run.
+    """
     return np.unique(np.linspace(0, count - 1, min(LOOKED_AT, count)).astype(np.int64)).tolist()
 
 
 def open_mined(path: str, key: str = "data.negatives.file") -> Rows:
-    """Open the file of mined negatives at `path`, the value of the configuration key `key`. Raises ConfigError for a
-    path that matches no file or several, or has a sampling weight (path@2), and DataError for a damaged file."""
+    """Open the file of mined negatives at `path`, the value of the configuration key `key`, as rows.
+
+    Raises ConfigError for a path that matches no file or several, or has a sampling weight (path@2), and DataError for
+    a damaged file. What the rows hold is not checked.
+    """
     source, *others = parse_sources([path], key)
     if others or source.weight != 1:
         raise ConfigError(f"{key}={path}: write one file, without a weight.")

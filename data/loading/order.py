@@ -64,8 +64,11 @@ class Order:
         self._window = min(self._used, max(WINDOW, 4 * global_batch_size) if shuffle == "window" else self._used)
 
     def ids(self, step: int) -> Ids:
-        """Return the sample ids of the global batch of optimiser step `step`: (G,) int64, sorted, G =
-        global_batch_size. An id occurs twice only if its source has a weight above 1."""
+        """Return the sample ids of the global batch of optimiser step `step`: (G,) int64, sorted.
+
+        G is global_batch_size. step: counted from 0 over all epochs. An id occurs twice only if its source has a weight
+        above 1.
+        """
         epoch, batch = divmod(step, self.steps_per_epoch)
         position = np.arange(self.global_batch_size, dtype=np.int64) + batch * self.global_batch_size
         shuffled = self._shuffled(position, epoch)
@@ -73,8 +76,11 @@ class Order:
         return np.sort(self._base_ids((shuffled + epoch * left_over) % self.samples_per_epoch, epoch))
 
     def local(self, step: int, rank: int, world_size: int) -> tuple[int, Ids]:
-        """Return the epoch of optimiser step `step`, and one rank's consecutive part of the sample ids of the step's
-        global batch. The parts of two ranks differ by at most one id in length."""
+        """Return the epoch of optimiser step `step`, and one rank's consecutive part of the ids of its global batch.
+
+        The parts of two ranks differ by at most one id in length; a part may be empty if there are more ranks than
+        samples.
+        """
         return step // self.steps_per_epoch, self.ids(step)[local_rows(self.global_batch_size, rank, world_size)]
 
     def _shuffled(self, position: Ids, epoch: int) -> Ids:
@@ -94,9 +100,11 @@ class Order:
         return permuted_chunks(result, self._used, self._chunk, self._keys(epoch, "chunks"))
 
     def _base_ids(self, appearance: Ids, epoch: int) -> Ids:
-        """Return the sample id at each position of an unshuffled epoch. appearance: (n,) int64, the positions. In an
-        unshuffled epoch the sources follow one another, and a source of weight w gives each sample ⌊w⌋ times and a
-        random share w - ⌊w⌋ of its samples once more."""
+        """Return the sample id at each position of an unshuffled epoch. appearance: (n,) int64, the positions.
+
+        In an unshuffled epoch the sources follow one another, and a source of weight w gives each sample ⌊w⌋ times and
+        a random share w - ⌊w⌋ of its samples once more.
+        """
         result = np.empty_like(appearance)
         first_id = 0
         for source, (size, weight) in enumerate(zip(self.sizes, self.weights, strict=True)):
@@ -111,19 +119,24 @@ class Order:
         return result
 
     def _keys(self, epoch: int, purpose: str) -> list[int]:
+        """Return ROUNDS 64-bit integers, a hash of seed, epoch and purpose, as the keys of a permutation."""
         digest = hashlib.blake2b(f"{self.seed}/{epoch}/{purpose}".encode(), digest_size=8 * ROUNDS).digest()
         return np.frombuffer(digest, "<u8").tolist()
 
 
 def weights_of_rows(sizes: Sequence[int], weights: Sequence[float]) -> Sequence[float]:
-    """Return a list of the expected number of times that an epoch uses each sample of all sources, which is the weight
-    of its source. sizes, weights: number of samples and weight of each source."""
+    """Return a list of the expected number of times that an epoch uses each sample of all sources, in the order of ids.
+
+    It is the weight of the sample's source. sizes, weights: number of samples and weight of each source.
+    """
     return np.repeat(np.asarray(weights, np.float64), sizes).tolist()
 
 
 def local_rows(count: int, rank: int, world_size: int) -> slice:
-    """Return the slice of `count` rows, such as the rows of a global batch, that belongs to one rank. The slices of the
-    ranks are consecutive, and differ by at most one row in length."""
+    """Return the slice of `count` rows, such as the rows of a global batch, that belongs to one rank.
+
+    The slices of the ranks are consecutive, and differ by at most one row in length.
+    """
     return slice(*(r * count // world_size for r in (rank, rank + 1)))
 
 
@@ -144,9 +157,9 @@ def permuted_chunks(position: Ids, size: int, chunk: int, keys: Sequence[int]) -
 
 
 def permuted(value: Ids, size: int, keys: Sequence[int]) -> Ids:
-    """Map integers in [0, size) by a permutation of this interval. value: (n,) int64, the integers to map; keys: random
-    integers that determine the permutation.
+    """Map integers in [0, size) by a pseudorandom permutation of this interval.
 
+    value: (n,) int64, the integers to map. keys: random integers that determine the permutation, one for each round.
     The permutation is a Feistel network on the next power of two, applied again to results outside the interval ("cycle
     walking", Black and Rogaway 2002).
     """
@@ -161,9 +174,11 @@ def permuted(value: Ids, size: int, keys: Sequence[int]) -> Ids:
 
 
 def _feistel(value: np.ndarray, low_bits: np.uint64, high_bits: np.uint64, keys: Sequence[int]) -> np.ndarray:
-    """Map the integers `value` by a Feistel network, a bijection of [0, 2^(low_bits + high_bits)). The first round XORs
-    the low_bits lower bits with a hash of the high_bits upper bits, the next round the upper bits with a hash of the
-    lower bits, and so on alternately. keys: one random integer per round."""
+    """Map the integers `value` (uint64) by a Feistel network, a bijection of [0, 2^(low_bits + high_bits)).
+
+    The first round XORs the low_bits lower bits with a hash of the high_bits upper bits, the next round the upper bits
+    with a hash of the lower bits, and so on alternately. keys: one random integer per round.
+    """
     one = np.uint64(1)
     low, high = value & ((one << low_bits) - one), value >> low_bits
     for number, key in enumerate(keys):
@@ -175,8 +190,11 @@ def _feistel(value: np.ndarray, low_bits: np.uint64, high_bits: np.uint64, keys:
 
 
 def _hash(value: np.ndarray, key: int) -> np.ndarray:
-    """Hash unsigned 64-bit integers by SplitMix64's mixer (Steele, Lea and Flood 2014). key: an integer that is XORed
-    to them first, so that each key gives another hash. The products wrap at 2^64 on purpose."""
+    """Hash unsigned 64-bit integers by SplitMix64's mixer (Steele, Lea and Flood 2014).
+
+    key: an integer that is XORed to them first, so that each key gives another hash. The products wrap at 2^64 on
+    purpose.
+    """
     mixed = (value ^ np.uint64(key)) * np.uint64(0xBF58476D1CE4E5B9)
     mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return mixed ^ (mixed >> np.uint64(31))

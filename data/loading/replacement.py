@@ -27,7 +27,7 @@ class Replacements:
 
     sizes: number of samples of each source; sample ids count consecutively through all sources. seed: determines the
     replacements. limit: the run stops when a sample and its replacements, this many samples in all, are bad
-    (data.bad_in_a_row); 0: no sample is replaced.
+    (DataConfig.bad_in_a_row_limit); 0: no sample is replaced.
     """
 
     sizes: Sequence[int]
@@ -35,8 +35,11 @@ class Replacements:
     limit: int
 
     def id(self, epoch: int, sample_id: int, attempt: int) -> int:
-        """Return the id of the sample that replaces a bad training sample. sample_id: id of the bad sample. attempt: 1
-        for the first replacement, then 2, 3, … if the earlier replacements are bad too."""
+        """Return the id of the sample that replaces a bad training sample, of the same source.
+
+        sample_id: id of the bad sample that the order had chosen. attempt: 1 for the first replacement, then 2, 3, … if
+        the earlier replacements are bad too. The result may be `sample_id` itself.
+        """
         starts = [0, *accumulate(self.sizes)]
         source = bisect_right(starts, sample_id) - 1
         digest = hashlib.blake2b(f"{self.seed}/{epoch}/{sample_id}/{attempt}".encode(), digest_size=8).digest()
@@ -48,12 +51,12 @@ class Replacements:
         read: Callable[[int, int], T],
         origin: Callable[[int], tuple[str, str]],
     ) -> tuple[list[T], tuple[BadSample, ...]]:
-        """Load the samples of a batch: call read(epoch, sample_id) for each pair in `positions`. Return the results,
-        and a record of each replaced sample.
+        """Load the samples of a batch: call read(epoch, sample_id) for each pair in `positions`.
 
-        When `read` raises SampleError, it is called for a replacement instead. Raises DataError when a sample and its
-        replacements, `self.limit` samples in all, are bad. With a limit of 0 no sample is replaced: the SampleError is
-        raised. origin(sample_id): returns the shard and the key of a sample, for the record.
+        Return the results, in order, and a record of each replaced sample. When `read` raises SampleError, it is called
+        for a replacement instead. Raises DataError when a sample and its replacements, `self.limit` samples in all, are
+        bad. With a limit of 0 no sample is replaced: the SampleError is raised. Other errors of `read` are raised at
+        once. origin(sample_id): returns the shard and the key of a sample, for the record.
         """
         loaded: list[T] = []
         bad: list[BadSample] = []
@@ -76,9 +79,11 @@ class Replacements:
 
 
 def check_any(items: Iterable[T], check: Callable[[T], object]) -> None:
-    """Check that at least one item is usable, so that a wrong configuration is noticed at once. Call check(item) for
-    one item after the other until a call raises no SampleError. If every call raises one, raise the first SampleError
-    again."""
+    """Call check(item) for one item after the other until a call raises no SampleError.
+
+    If every call raises one, raise the first again. So a wrong configuration is noticed at once, although single
+    samples may be bad. Without items nothing happens; other errors of `check` are raised.
+    """
     problem: SampleError | None = None
     for item in items:
         try:
@@ -96,5 +101,5 @@ def too_many_in_a_row(limit: int, bad: Sequence[BadSample]) -> DataError:
 
 
 def examples(bad: Sequence[BadSample]) -> str:
-    """Return a text with the reasons of the first three bad samples, for an error message."""
+    """Return a text with the reasons of the first three bad samples, for the end of an error message."""
     return "For example:" + "".join(f"\n  {one.reason}" for one in bad[:3])

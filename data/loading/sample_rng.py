@@ -10,7 +10,10 @@ Floats = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
 
 
 def uniforms(seed: int, epoch: int, sample_id: int, count: int) -> Floats:
-    """Return random numbers in [0, 1), float64 (count,), that depend only on the arguments. Each sample has its own
-    stream of the random generator Philox."""
+    """Return `count` random numbers in [0, 1), float64 (count,), that depend only on the arguments.
+
+    Each sample has its own stream of the random generator Philox; more numbers begin with the same ones. sample_id: 0
+    or more.
+    """
     key, counter = np.array([seed % 2**64, epoch], np.uint64), np.array([0, 0, 0, sample_id], np.uint64)
     return np.random.Generator(np.random.Philox(key=key, counter=counter)).random(count)

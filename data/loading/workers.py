@@ -53,11 +53,14 @@ def prefetched(
     workers: number of processes; with 0 this process computes each value on demand. where(item): returns a name for
     error messages; item: the integer that a worker passed to `begin_item` last, such as a sample id. `where` must not
     read any storage. timeout: seconds that a worker may take for one item while its value is awaited; 0: no limit.
-    rank: rank of this process, for messages. pin: whether values are copied to pinned memory; `make` must then return
-    tensors, or objects with a method pin_memory. ahead: how many values each worker computes ahead.
+    `make` must therefore call `begin_item` for each item. rank: rank of this process, for messages. pin: whether values
+    are copied to pinned memory; `make` must then return tensors, or objects with a method pin_memory. ahead: how many
+    values each worker computes ahead.
 
     Raises a UserError of `make` without the worker's traceback. Raises HardwareError, wherever the main thread is at
-    that moment, when a worker has died or takes longer than `timeout` for one item.
+    that moment, when a worker has died or takes longer than `timeout` for one item. In another thread there is no time
+    limit, and a death may raise torch's RuntimeError. The workers end when the iterator is exhausted, closed or
+    deleted.
     """
     if workers:  # otherwise the tokenizers library prints at every fork that it stops using threads
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -104,11 +107,12 @@ _failed: list["WorkerGroup"] = []  # kept alive: torch's `__del__` joins its wor
 
 
 class WorkerGroup:
-    """The worker processes of one loader.
+    """The worker processes of one loader, and the checks that they are alive and go on.
 
     size: number of workers. rank, where: for error messages, as in `prefetched`. Two attributes are arrays in shared
     memory with one entry for each worker, which the worker writes: current_items, the item that it is loading, and
-    begun, the number of items that it has begun so far. processes: the workers, once `running` has started them.
+    begun, the number of items that it has begun so far. processes: the workers, once `running` has started them. error:
+    the HardwareError that stopped them, or None.
     """
 
     def __init__(self, size: int, rank: int, where: Callable[[int], str]) -> None:
@@ -119,7 +123,11 @@ class WorkerGroup:
     @contextmanager
     def running(self, loader: DataLoader[T]) -> Iterator[Iterator[T]]:
         """Context manager that starts the worker processes of a torch DataLoader and yields the DataLoader's iterator.
-        The death of a worker inside the block raises HardwareError."""
+
+        In the main thread, the death of a worker inside the block raises HardwareError, by a handler of SIGCHLD. It
+        replaces torch's and stays set after the block; other threads set none. The end of the block does not end the
+        workers, except those that a signal such as SIGSTOP has stopped: the others end when the iterator is deleted.
+        """
         others = active_children()
         # Workers inherit the blocked signals, so that no signal ends a worker before it is set up.
         unblocked = signal.pthread_sigmask(signal.SIG_BLOCK, IGNORED_SIGNALS)
@@ -144,9 +152,12 @@ class WorkerGroup:
 
     @contextmanager
     def waiting_for(self, number: int, seconds: float) -> Iterator[None]:
-        """Context manager for a block that takes the value with index `number` from the loader. HardwareError is raised
-        when the worker that makes this value begins no item for `seconds` (0: no limit), or a worker dies. The workers
-        make values in turn, so `number` tells which worker makes this value."""
+        """Context manager for a block that takes the value with index `number` from the loader.
+
+        HardwareError is raised when the worker that makes this value begins no item for `seconds` (0: no limit; main
+        thread only), or a worker dies. The workers make values in turn, so `number` tells which worker makes this
+        value.
+        """
         self._raise_earlier_error()
         self._seen = self.begun[:]
         try:
@@ -163,26 +174,30 @@ class WorkerGroup:
             raise
 
     def _raise_earlier_error(self) -> None:
-        """Raise again the HardwareError that a signal handler raised for a dead or late loader worker, if there was
-        one. It is raised again because other code may have caught it."""
+        """Raise again the HardwareError that a signal handler raised for a dead or late loader worker, if any.
+
+        Other code may have caught it.
+        """
         if self.error:
             raise self.error from None
 
     def check_alive(self) -> None:
-        """Raise HardwareError, naming the worker, when one of the loader's worker processes has died: by a signal, or
-        with an exit code other than 0. The workers of all running loaders are then killed."""
+        """Raise HardwareError, naming the worker, when one of the loader's worker processes has died.
+
+        That is: by a signal, or with an exit code other than 0. The workers of all running loaders of this process are
+        then killed.
+        """
         for worker, process in enumerate(self.processes):
             if code := process.exitcode:
                 how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
                 _fail(f"{self._describe(worker)} {how}. {LIKELY_CAUSE.get(code, 'Its own words are above.')}")
 
     def _check_progress(self, expected: int, seconds: float) -> None:
-        """Raise HardwareError if the worker with index `expected` has begun no item since the previous call. The
-        workers of all running loaders are then killed. Called every `seconds` seconds while a value of this worker is
-        awaited.
+        """Raise HardwareError if the worker with index `expected` has begun no item since the previous call.
 
-        If a signal such as SIGSTOP has stopped a worker, the message names the stopped worker instead, because it may
-        hold up the others.
+        The workers of all running loaders are then killed. Called every `seconds` seconds while a value of this worker
+        is awaited. If a signal such as SIGSTOP has stopped a worker, the message names the stopped worker instead,
+        because it may hold up the others.
         """
         seen, self._seen = self._seen, self.begun[:]
         if seen[expected] != self._seen[expected]:
@@ -194,14 +209,17 @@ class WorkerGroup:
         _fail(f"{name} {how}: nothing came for {seconds:g} s. Raise data.timeout if a sample may take that long")
 
     def _describe(self, worker: int) -> str:
+        """Return the name of a worker for a message: rank, index, process id and the item that it is loading."""
         item = self.current_items[worker]
         where = "" if item == NO_ITEM else f", at {self.where(item)}"
         return f"rank {self.rank}: loader worker {worker} (process {self.processes[worker].pid}{where})"
 
 
 def _fail(message: str) -> NoReturn:
-    """Kill the workers of all running loaders and raise HardwareError. A worker that a signal has stopped would
-    otherwise keep this process from exiting."""
+    """Kill the workers of all running loaders and raise HardwareError, also as `error` of each of these groups.
+
+    A worker that a signal has stopped would otherwise keep this process from exiting.
+    """
     error = HardwareError(message)
     for group in _running:
         group.error = error
@@ -213,16 +231,20 @@ def _fail(message: str) -> NoReturn:
 
 
 def _on_child_exit(number: int, frame: FrameType | None) -> None:
-    """Handle SIGCHLD: raise HardwareError if a worker has died. Replaces torch's handler, whose error does not name the
-    worker."""
+    """Handle SIGCHLD: raise HardwareError if a worker of a running loader has died.
+
+    Replaces torch's handler, whose error does not name the worker.
+    """
     for group in list(_running):
         group.check_alive()
 
 
 @contextmanager
 def _alarm(seconds: float, on_timeout: Callable[[], None]) -> Iterator[None]:
-    """Context manager that calls on_timeout() every `seconds` seconds until the block ends; 0: never. Outside the main
-    thread on_timeout is never called."""
+    """Context manager that calls on_timeout() every `seconds` seconds until the block ends; 0: never.
+
+    It uses SIGALRM. Outside the main thread on_timeout is never called.
+    """
     if not seconds or threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -236,7 +258,7 @@ def _alarm(seconds: float, on_timeout: Callable[[], None]) -> Iterator[None]:
 
 
 def _is_stopped(process: BaseProcess) -> bool:
-    """Whether a signal such as SIGSTOP has stopped the process."""
+    """Whether a signal such as SIGSTOP has stopped the process; False where there is no /proc."""
     try:
         return Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
     except OSError:
@@ -249,16 +271,20 @@ _record_item: Callable[[int], None] | None = None  # None in a process that is n
 
 
 def begin_item(item: int) -> None:
-    """Record the item (such as a sample id) that this worker begins to load, so that an error about the worker can name
-    it, and the parent sees that the worker goes on. Does nothing outside a worker process."""
+    """Record the item (such as a sample id) that this worker begins to load. Does nothing outside a worker process.
+
+    An error about the worker can then name it, and the parent sees that the worker goes on.
+    """
     if _record_item is not None:
         _record_item(item)
 
 
 def _start_worker(current_items: Any, begun: Any, plugins: list[str], worker: int) -> None:
     """Set up a new loader worker process: close inherited sockets, block stop signals, exit with the parent.
-    current_items, begun: the shared arrays of WorkerGroup, which `begin_item` writes. plugins: names of the plugins
-    that the parent process has imported. worker: index of this worker."""
+
+    It also imports the parent's plugins. current_items, begun: the shared arrays of WorkerGroup, which `begin_item`
+    writes. plugins: names of the plugins that the parent process has imported. worker: index of this worker.
+    """
     global _record_item
     import_plugins(plugins)  # needed if the worker was not forked
     _running.clear()
@@ -276,15 +302,16 @@ def _start_worker(current_items: Any, begun: Any, plugins: list[str], worker: in
 
 
 def _print_unless_alone(printed: Callable[..., object], kind: type[BaseException], *error: Any) -> None:
-    """Print the error of a thread by printed(kind, *error), unless it is a broken connection to the parent process: the
-    parent was then killed, which another rank or the launcher reports."""
+    """Print the error of a worker by printed(kind, *error), unless it is a broken connection to the parent process.
+
+    The parent was then killed, which another rank or the launcher reports.
+    """
     if not issubclass(kind, ConnectionError | EOFError):
         printed(kind, *error)
 
 
 def _exit_with_parent() -> None:
-    """Wait, in a thread of a loader worker, until the parent process sends a stop signal or is gone; then exit the
-    worker.
+    """Wait, in a thread of a loader worker, until the parent process sends a stop signal or is gone; then exit.
 
     torch's own check for the parent runs only every five seconds. A thread is needed because only sigtimedwait, which
     waits, tells which process sent a signal.

@@ -24,7 +24,7 @@ import Stemmer
 from bm25s.stopwords import STOPWORDS_EN
 
 from dyad.data.base.errors import ConfigError, DataError, HardwareError
-from dyad.data.base.files import checked_path, raise_named, remove_dead, whole_folder
+from dyad.data.base.files import checked_path, remove_dead, whole_folder, write_errors
 from dyad.data.shards.content_keys import json_digest
 
 K1, B = 0.9, 0.4  # Anserini's defaults
@@ -90,7 +90,7 @@ def open_bm25(texts: Iterable[str], folder: Path, identity: str, k1: float = K1,
         built = build_bm25(texts, k1, b)
         try:
             remove_dead(folder, ".bm25-*")
-            with raise_named(folder), whole_folder(path, folder / f".bm25-{secrets.token_hex(4)}") as temporary:
+            with write_errors(folder), whole_folder(path, folder / f".bm25-{secrets.token_hex(4)}") as temporary:
                 built.index.save(temporary, show_progress=False)
         except HardwareError:
             if not path.exists():  # else another process was first, with the same index

@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 
 from dyad.data.base.errors import ConfigError, SampleError
-from dyad.data.batch import Batch, Extra, KnownPositives, lengths_by
+from dyad.data.batch import Batch, Extra, KnownPositives, text_lengths
 from dyad.data.config import DataConfig, DrawnPositives, NegativeList, PassageConfig, QuestionConfig
-from dyad.data.loading.negatives import distinct, looked_at
+from dyad.data.loading.negatives import evenly_spaced_ids, first_indices
 from dyad.data.loading.replacement import Replacements
 from dyad.data.loading.sample_rng import uniforms
 from dyad.data.question_passage.corpus import Corpus
@@ -123,8 +123,8 @@ class QuestionPassage:
             extra=self._extra(y[len(drawn) :], extra, _relevance(drawn, 1, None)) if may_have_extra else None,
             known_positives=KnownPositives(*torch.tensor(known, dtype=torch.int64).reshape(-1, 2).unbind(1)),
             bad=bad,
-            x_lengths=lengths_by(self.tokenize, x),
-            y_lengths=lengths_by(self.tokenize, y[: len(drawn)]),
+            x_lengths=text_lengths(self.tokenize, x),
+            y_lengths=text_lengths(self.tokenize, y[: len(drawn)]),
             relevance=_relevance(drawn, 0, 1),
             teacher=self._scores([one.positive for one in drawn]),
         )
@@ -142,7 +142,7 @@ class QuestionPassage:
             row=torch.tensor([row for row, _, _ in entries], dtype=torch.int64),
             keys=torch.tensor([passage.key for _, passage, _ in entries], dtype=torch.int64),
             positive=torch.tensor([positive for _, _, positive in entries], dtype=torch.bool),
-            lengths=lengths_by(self.tokenize, y),
+            lengths=text_lengths(self.tokenize, y),
             relevance=relevance,
             teacher=self._scores([passage for _, passage, _ in entries]),
         )
@@ -166,7 +166,7 @@ class QuestionPassage:
     def notes(self) -> list[str]:
         """Return a list of lines for the log: one warning if data.negatives.per_row is set, refresh_every is not, and
         none of at most 100 rows, evenly spaced in the data, has hard negatives; otherwise an empty list."""
-        negatives, looked = self.config.negatives, looked_at(len(self.questions))
+        negatives, looked = self.config.negatives, evenly_spaced_ids(len(self.questions))
         if not negatives.per_row or negatives.refresh_every:
             return []
         for i in looked:
@@ -189,7 +189,7 @@ class QuestionPassage:
         keys = row.positives.keys
         chosen = 0 if config.passage.positives is DrawnPositives.first else int(draws[0] * len(keys))
         extra: list[tuple[Passage, bool]] = []
-        others = distinct(keys, {keys[chosen]}) if config.passage.positives is DrawnPositives.all else []
+        others = first_indices(keys, {keys[chosen]}) if config.passage.positives is DrawnPositives.all else []
         extra += [(row.positives[j], True) for j in others]
         if config.negatives.per_row:
             extra += [(passage, False) for passage in draw_negatives(row, i, self.mined, config.negatives, draws[1:])]

@@ -12,7 +12,7 @@ import numpy as np
 
 from dyad.data.base.errors import ConfigError, DataError
 from dyad.data.config import NegativeList, NegativesConfig
-from dyad.data.loading.negatives import distinct, is_text, open_mined, sample
+from dyad.data.loading.negatives import draw_entries, first_indices, is_text, open_mined
 from dyad.data.question_passage.corpus import Corpus, CorpusPassages, find_hashes, unique_order
 from dyad.data.question_passage.fields import named
 from dyad.data.question_passage.passages import InlinePassages, Passage
@@ -45,8 +45,8 @@ def draw_negatives(
     }
     positives = set(row.positives.keys)
     for passages in (lists[name] for name in config.lists):
-        if pool := distinct(passages.keys, positives):
-            return [passages[j] for j in sample(pool, draws)]
+        if pool := first_indices(passages.keys, positives):
+            return [passages[j] for j in draw_entries(pool, draws)]
     return []
 
 

@@ -24,7 +24,7 @@ from dyad.data.shards.content_keys import Int64s, hash_ids, json_digest, key_nam
 from dyad.data.shards.index_cache import cached_array
 from dyad.data.shards.manifest import FileEntry, file_entries
 from dyad.data.shards.rows import SUFFIXES, Rows, open_rows
-from dyad.data.shards.sources import WrittenSource, files_of, local_path, refuse_prefixes, refuse_twice, written_sources
+from dyad.data.shards.sources import WrittenSource, check_unique, files_of, local_path, refuse_prefixes, written_sources
 from dyad.data.shards.storage import sha256_of
 from dyad.data.tables.folders import JUDGED
 from dyad.data.tables.image_table import TableOptions
@@ -86,7 +86,7 @@ def named_files(value: str | Sequence[str], config: DataConfig, key: str = "data
     for path in (source.path for source in written):
         beir = is_beir(path)
         named += [_qrels_of(path, config.question.split, key)] if beir else files_of([path], key, SUFFIXES, tables)
-    refuse_twice(named, key)
+    check_unique(named, key)
     return named
 
 

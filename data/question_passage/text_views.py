@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from dyad.data.base.errors import BadRow, SampleError
-from dyad.data.batch import Batch, lengths_by
+from dyad.data.batch import Batch, text_lengths
 from dyad.data.config import DataConfig, PassageConfig, QuestionConfig
 from dyad.data.image_text.dataset import Tokenize
 from dyad.data.image_text.items import Captions, LabelledSet
@@ -91,7 +91,7 @@ class SingleTexts:
         ids, texts, labels = zip(*found, strict=True)
         x = tokens(texts, self.tokenize, self.config.passage)
         ids, keys = torch.tensor(ids), torch.tensor([text.key for text in texts])
-        n = lengths_by(self.tokenize, x)
+        n = text_lengths(self.tokenize, x)
         y, m = (self.numbers(labels), None) if self.numbers else (x.clone(), n)
         return Batch(x, y, ids, keys, keys.clone(), bad=bad, x_lengths=n, y_lengths=m)
 

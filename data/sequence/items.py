@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from dyad.data.base.errors import DataError, nearest
-from dyad.data.batch import Lengths, lengths_by
+from dyad.data.batch import Lengths, text_lengths
 from dyad.data.config import DataConfig
 from dyad.data.image_text.items import Images
 from dyad.data.image_text.transforms import ImageSpec
@@ -103,7 +103,7 @@ class ItemTexts(NamedItems):
 
     def inputs(self, numbers_k: Int64s) -> tuple[Tensor, Lengths | None]:
         found = tokens([self.text(number) for number in numbers_k.tolist()], self.tokenize, self.config.passage)
-        return found, lengths_by(self.tokenize, found)
+        return found, text_lengths(self.tokenize, found)
 
 
 @dataclass(frozen=True)

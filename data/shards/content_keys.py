@@ -13,8 +13,10 @@ Int64s = np.ndarray[tuple[int, ...], np.dtype[np.int64]]
 
 
 def content_key(data: bytes) -> int:
-    """Hash the bytes of an item (such as an image or a text) by BLAKE2b and return its content key, a signed 64-bit
-    integer. Items with equal bytes have equal keys."""
+    """Hash the bytes of an item (such as an image or a text) to its content key, a signed 64-bit integer (BLAKE2b).
+
+    Items with equal bytes have equal keys.
+    """
     return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little", signed=True)
 
 
@@ -31,8 +33,10 @@ def key_of_name(name: object) -> int | None:
 
 
 def hash_ids(ids: Iterable[str]) -> Int64s:
-    """Hash each id (a text) by 128-bit BLAKE2b. Return (2, n) int64 for n ids: column i holds the two 64-bit halves of
-    the hash of id i."""
+    """Hash each id (a text) by 128-bit BLAKE2b. Return int64 (2, n) for n ids.
+
+    Column i holds the two 64-bit halves of the hash of id i.
+    """
     digests = bytearray()  # not join(), which would hold an object for each of millions of ids
     for name in ids:
         digests += hashlib.blake2b(name.encode(), digest_size=16).digest()
@@ -40,5 +44,5 @@ def hash_ids(ids: Iterable[str]) -> Int64s:
 
 
 def json_digest(value: Any) -> str:
-    """Return the SHA-256 of a value written as JSON, in hexadecimal digits."""
+    """Return the SHA-256, in hexadecimal digits, of a value written as JSON. The order of the keys of dicts counts."""
     return hashlib.sha256(json.dumps(value).encode()).hexdigest()

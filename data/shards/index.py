@@ -42,7 +42,7 @@ MEMBER = np.dtype([("offset", "<i8"), ("size", "<u4"), ("suffix", "<u2")])
 
 @dataclass(frozen=True)
 class OffsetTable:
-    """A table with the place of each sample of a shard in its file.
+    """A table with the place of each sample of a shard in its file, memory-mapped.
 
     index: the shard's index. rows: (samples + 1,) of dtype ROW, for each sample its CRC32 and the indices where its
     entries in `members` and `keys` begin; the last row has the lengths of both. members: (members,) of dtype MEMBER,
@@ -57,11 +57,11 @@ class OffsetTable:
     keys: np.ndarray
 
     def member_ranges(self, row: int) -> list[tuple[int, int, int]]:
-        """Return the places of the members (files) of one sample of a shard, in file order. Each is (byte offset, size
-        in bytes, index of its suffix in `self.index.suffixes`).
+        """Return (byte offset, size in bytes, suffix number) of each member (file) of one sample, in file order.
 
-        row: index of the sample in the shard, from 0. Raises DataError when the sample has no members, or when a member
-        has an unknown suffix, lies outside the shard or is larger than LARGEST bytes.
+        The suffix number is an index in `self.index.suffixes`. row: index of the sample in the shard, from 0. Raises
+        DataError when the sample has no members, or when a member has an unknown suffix, lies outside the shard or is
+        larger than LARGEST bytes.
         """
         found = self.members[int(self.rows[row]["member"]) : int(self.rows[row + 1]["member"])].tolist()
         ends, suffixes = self.index.size, len(self.index.suffixes)
@@ -70,8 +70,11 @@ class OffsetTable:
         return found
 
     def key(self, row: int) -> str:
-        """Return the key of one sample of a shard: in a tar its name without suffix, in a file of rows its line or row
-        number. row: index of the sample in the shard, from 0."""
+        """Return the key of one sample of a shard. row: index of the sample in the shard, from 0.
+
+        In a tar the key is its name without suffix, in a file of rows its line or row number as text. Bytes that are
+        not UTF-8 are replaced.
+        """
         found = self.keys[int(self.rows[row]["key"]) : int(self.rows[row + 1]["key"])]
         return found.tobytes().decode("utf-8", "replace")
 
@@ -100,8 +103,10 @@ class ShardIndex:
     table_file: str
 
     def table(self) -> OffsetTable:
-        """Memory-map the stored table of the byte offsets of all samples of this shard and return it. Raises DataError
-        when the table's file is damaged or missing."""
+        """Memory-map the stored table of the byte offsets of all samples of this shard and return it.
+
+        Raises DataError when the table's file is damaged or missing.
+        """
         try:
             raw = np.asarray(map_array(self.table_file, Path(self.table_file).parent))
             end = (self.samples + 1) * ROW.itemsize
@@ -111,28 +116,35 @@ class ShardIndex:
             raise self.damaged(error) from error
 
     def damaged(self, how: object) -> DataError:
-        """Return a DataError which says that the stored index of this shard is damaged; the caller raises it. how: the
-        kind of damage, a text or an exception."""
+        """Return, for the caller to raise, a DataError which says that the stored index of this shard is damaged.
+
+        how: the kind of damage, a text or an exception.
+        """
         return DataError(f"{self.table_file}: the index of {self.path} is damaged ({how}); delete it.")
 
 
 def stored_index(path: str) -> ShardIndex | None:
-    """Return the stored index of the shard at `path`; None if none is stored, or if the shard has changed since it was
-    indexed. Raises ConfigError when the shard does not exist, DataError when storage fails."""
+    """Return the stored index of the shard at `path`; None if none is stored, or if it is no longer valid.
+
+    It is not valid if the shard has changed since (size or time stamp), or without a valid seal (index_cache.py).
+    Nothing is scanned. Raises ConfigError when the shard does not exist, DataError when storage fails.
+    """
     return _load(path, stat(path))
 
 
 def has_index(path: str) -> bool:
-    """Whether an index of the shard at `path` is stored, even if the shard has changed since it was indexed."""
+    """Whether an index of the shard at `path` is stored, valid or not. The shard itself is not looked at."""
     return any((folder / f"{shard_name(path)}.json").is_file() for folder in cache_folders(path))
 
 
 def index_shards(paths: Sequence[str], workers: int | None = None) -> Iterator[ShardIndex]:
-    """Yield the index of each shard, in the order of `paths`. Shards without a stored index, or changed since they were
-    indexed, are scanned first, and the new index is stored. workers: the most processes that scan; None: one per core.
+    """Yield the index of each shard, in the order of `paths`.
 
-    Raises ConfigError when a shard does not exist, and DataError when storage fails, a text file is not UTF-8 or no
-    index can be stored. Other errors inside a shard are not raised; the field `problems` of its index lists them.
+    Shards without a stored index, or changed since they were indexed, are scanned first, and the new index is stored,
+    in `.index/` beside the shard or in the user's cache. workers: the most processes that scan; None: one per core.
+    Raises ConfigError when a shard does not exist, and DataError when it cannot be opened, a text file is not UTF-8 or
+    no index can be stored; OSError when a read fails during a scan. Other errors inside a shard are not raised; the
+    field `problems` of its index lists them: the caller must look.
     """
     with ThreadPoolExecutor(STATS_AT_ONCE) as threads:
         stats = dict(zip(paths, threads.map(stat, paths), strict=True))
@@ -145,8 +157,10 @@ def index_shards(paths: Sequence[str], workers: int | None = None) -> Iterator[S
 
 
 def fingerprint(indexes: Iterable[ShardIndex]) -> str:
-    """Return a SHA-256 over the names, sizes, contents and sample counts of shards. It does not depend on their
-    folders, so copies in another folder have the same fingerprint."""
+    """Return a SHA-256, in hexadecimal digits, over the names, sizes, contents and sample counts of shards, in order.
+
+    It does not depend on their folders, so copies in another folder have the same fingerprint.
+    """
     return json_digest([[index.name, index.size, index.sha256, index.samples] for index in indexes])
 
 
@@ -169,8 +183,11 @@ class _Hashing(RawIOBase):
 
 
 def scan_stream(stream: "BufferedReader[Any]", path: str) -> Scan | RowScan:
-    """Scan a shard and return the samples and errors found. stream: the bytes of the shard, at their start. path: path
-    of the shard; its suffix determines the format. Raises DataError for a text file that is not UTF-8."""
+    """Scan a shard and return the samples and errors found; errors inside it are not raised.
+
+    stream: the bytes of the shard, at their start. path: path of the shard; its suffix determines the format, and other
+    suffixes than those of rows mean a tar. Raises DataError for a text file that is not UTF-8.
+    """
     scan_rows = ROW_SCANS.get(_suffix(path))
     return scan_rows(stream, skip_mark(stream, path)) if scan_rows else scan_tar(stream)
 
@@ -195,6 +212,8 @@ def _suffix(path: str) -> str:
 
 
 def _load(path: str, found: Stat) -> ShardIndex | None:
+    """Return the stored index of the shard at `path`, None if there is no valid one. found: the shard's present
+    state."""
     wanted = {"name": shard_name(path), "format": FORMAT, **found._asdict()}
     for table, facts in read_cached(path, shard_name(path), wanted):
         values = facts | {"path": path, "table_file": str(table), "suffixes": tuple(facts["suffixes"])}

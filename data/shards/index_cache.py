@@ -27,7 +27,7 @@ import numpy as np
 
 from dyad.data.base.arrays import map_array
 from dyad.data.base.errors import DataError
-from dyad.data.base.files import alive, leads_inside, open_foreign, remove_dead, whole_file
+from dyad.data.base.files import hold_lock, leads_inside, open_foreign, remove_dead, whole_file
 from dyad.data.base.json_text import read_json
 from dyad.data.shards.content_keys import Int64s, json_digest
 from dyad.data.shards.storage import scheme_of, sha256_of, shard_name
@@ -42,10 +42,10 @@ def _cache() -> Path:
 
 
 def cache_folders(path: str) -> list[Path]:
-    """Return the folders that may hold cache files derived from the data file `path`, the preferred folder first:
-    `.index` beside the data file, then a folder in the user's cache (~/.cache/dyad).
+    """Return the folders that may hold cache files derived from the data file `path`, the preferred folder first.
 
-    Only the folder in the user's cache is returned for a remote path, or if `.index` is a symbolic link.
+    These are `.index` beside the data file, then a folder in the user's cache (~/.cache/dyad, or below XDG_CACHE_HOME).
+    Only the latter is returned for a remote path, or if `.index` is a symbolic link. The folders need not exist.
     """
     remote = scheme_of(path)
     parent = path.rpartition("/")[0] if remote else os.path.dirname(os.path.realpath(path))
@@ -55,9 +55,11 @@ def cache_folders(path: str) -> list[Path]:
 
 
 def read_cached(path: str, name: str, wanted: dict[str, Any]) -> Iterator[tuple[Path, dict[str, Any]]]:
-    """Look for the cache entry `name` in each of cache_folders(path). Yield (path of its array file, its JSON
-    description) for each folder in which the entry has the facts `wanted`, its name among them, and a valid seal, the
-    proof of who wrote it."""
+    """Yield (path of the array file, facts) for each folder of cache_folders(path) with a valid entry `name`.
+
+    facts: the entry's JSON description. It must have all items of `wanted`, the entry's name among them, and a valid
+    seal, the proof of who wrote it. Any other entry is skipped.
+    """
     for folder in cache_folders(path):
         facts, seals = _read(folder / f"{name}.json")
         with suppress(OSError, KeyError, TypeError):  # there is no array
@@ -70,18 +72,20 @@ def read_cached(path: str, name: str, wanted: dict[str, Any]) -> Iterator[tuple[
 
 
 def write_cached(path: str, name: str, facts: dict[str, Any], content: np.ndarray) -> Path:
-    """Write an array and its facts (a plain JSON description) as the cache entry `name`, and return the path of the
-    array's file. Raises DataError when no folder can be written."""
-    return cache_file(path, name, ".npy", facts, lambda file: np.save(file, content, allow_pickle=False))
+    """Write an array and its facts (a plain JSON description) as the cache entry `name`; return the array file's path.
+
+    path: the data file from which the array is derived. Errors as of `write_entry`.
+    """
+    return write_entry(path, name, ".npy", facts, lambda file: np.save(file, content, allow_pickle=False))
 
 
-def cache_file(path: str, name: str, suffix: str, facts: dict[str, Any], write: Callable[[BinaryIO], object]) -> Path:
-    """Write the cache entry `name`: a file that write(file) fills, and its facts (a plain JSON description). Return the
-    path of the file, whose name ends in `suffix`.
+def write_entry(path: str, name: str, suffix: str, facts: dict[str, Any], write: Callable[[BinaryIO], object]) -> Path:
+    """Write the cache entry `name`, a file that write(file) fills and its facts, and return the path of the file.
 
-    The entry is written to the first of cache_folders(path) that can be written; `write` is called once for each folder
-    that is tried. Files of earlier versions of the entry are deleted there. Raises DataError when no folder can be
-    written.
+    path: the data file from which the entry is derived. suffix: the end of the new file's name. facts: a plain JSON
+    description. The entry is written to the first of cache_folders(path) that can be written; `write` is called once
+    for each folder that is tried. Files of earlier versions of the entry are deleted there. Raises DataError when no
+    folder can be written.
     """
     _make_key()
     failures = []
@@ -92,7 +96,7 @@ def cache_file(path: str, name: str, suffix: str, facts: dict[str, Any], write: 
                 folder.mkdir(parents=True, exist_ok=True)
                 folder.chmod(0o755)  # others may read the cache, as they may read the data
             remove_dead(folder, f".{'[0-9a-f]' * 16}")
-            with temporary.open("xb") as file, alive(temporary):
+            with temporary.open("xb") as file, hold_lock(temporary):
                 os.fchmod(file.fileno(), 0o644 if scheme_of(path) else os.stat(path).st_mode & 0o644)
                 write(file)
                 file.flush()
@@ -124,8 +128,10 @@ def cache_file(path: str, name: str, suffix: str, facts: dict[str, Any], write: 
 
 
 def _read(path: Path) -> tuple[dict[str, Any], list[str]]:
-    """Read a JSON file of the cache and return its facts and its seals. Both are empty when the file does not exist or
-    is no cache entry."""
+    """Read a JSON file of the cache and return its facts and at most MOST_SEALS of its seals.
+
+    Both are empty when the file does not exist or is no cache entry.
+    """
     try:
         facts = read_json(path, folder=path.parent)
         return facts, [seal for seal in facts.pop("seals")[:MOST_SEALS] if isinstance(seal, str)]
@@ -134,14 +140,19 @@ def _read(path: Path) -> tuple[dict[str, Any], list[str]]:
 
 
 def _folders_seal(folder: Path, facts: dict[str, Any]) -> str:
-    """Return the seal which proves that a cache entry was written in this very folder: a hash of the folder's inode
-    number and of `facts`, the entry's JSON description. It is not valid in a copy of the folder."""
+    """Return the seal which proves that a cache entry was written in this very folder.
+
+    It is a hash of the folder's inode number and of `facts`, the entry's JSON description. It is not valid in a copy of
+    the folder.
+    """
     return json_digest([folder.stat().st_ino, facts])
 
 
 def _users_seal(facts: dict[str, Any]) -> str | None:
-    """Return the seal which proves that this user wrote a cache entry: an HMAC of `facts`, the entry's JSON
-    description, with the user's secret key. It is valid in any folder. Return None when the user has no key."""
+    """Return the seal which proves that this user wrote a cache entry; None when the user has no key.
+
+    It is an HMAC of `facts`, the entry's JSON description, with the user's secret key, and is valid in any folder.
+    """
     try:
         with open_foreign(_cache() / KEY, KEY_BYTES) as file:
             key = file.read()
@@ -151,8 +162,11 @@ def _users_seal(facts: dict[str, Any]) -> str | None:
 
 
 def _make_key() -> None:
-    """Create the file with the secret key by which this user seals cache entries, if there is none and the user's cache
-    folder can be written. Of several processes that try at the same time, one succeeds."""
+    """Create the file with the secret key by which this user seals cache entries, if there is none.
+
+    Nothing happens if the user's cache folder cannot be written. Of several processes that try at the same time, one
+    succeeds.
+    """
     file = _cache() / KEY
     with suppress(OSError):
         if not file.exists():
@@ -165,7 +179,7 @@ def _make_key() -> None:
 
 
 class MemmapArray:
-    """An int64 array in a .npy file, memory-mapped. Pickling stores only the path of the file."""
+    """An int64 array in a .npy file, memory-mapped read-only: `array`. Pickling stores only the path of the file."""
 
     def __init__(self, path: Path) -> None:
         """Memory-map the int64 array in the file at `path`. Raises DataError when the file is damaged or missing, or
@@ -185,8 +199,7 @@ class MemmapArray:
 def cached_array(
     paths: Sequence[str], kind: str, others: Sequence[str], made_of: Sequence[str], make: Callable[[], Int64s]
 ) -> MemmapArray:
-    """Return the array that make() derives from the files `paths` and `others`. make() is not called if the cache has
-    the array.
+    """Return the array that make() derives from the files `paths` and `others`, from the cache if it has the array.
 
     paths: the main files; others: further files that the array depends on. kind: what the array is, a part of its name
     in the cache. made_of: texts that describe the present content of all these files, such as SHA-256 digests. When

@@ -36,10 +36,11 @@ def notices(values: Sequence[str | Path]) -> list[Notice]:
     """Return the licence texts near the data that `values` name, each file once.
 
     values: texts that name data: paths, globs or URLs, joined by '::', each with an optional weight ('a.tar@2') or a
-    prefix such as 'beir:'. URLs are skipped. For each path the search begins in the folder of the data and goes up at
-    most LEVELS (2) folders. It ends at the first folder that has licence files. It also ends, without a result, at the
-    home folder and at a folder with a program (pyproject.toml, setup.py), whose licence is not that of the data. Raises
-    OSError for a licence file that cannot be read, and ConfigError for a value with an empty part or a wrong weight.
+    prefix such as 'beir:'. URLs and folders that cannot be listed are skipped. For each path the search begins in the
+    folder of the data and goes up at most LEVELS (2) folders. It ends at the first folder that has licence files. It
+    also ends, without a result, at the home folder and at a folder with a program (pyproject.toml, setup.py), whose
+    licence is not that of the data. Raises OSError for a licence file that cannot be read, and ConfigError for a value
+    with an empty part or a wrong weight.
     """
     found: dict[str, Notice] = {}
     for value in map(str, values):
@@ -56,8 +57,11 @@ def notices(values: Sequence[str | Path]) -> list[Notice]:
 
 
 def _notice_files(path: str) -> list[Path]:
-    """Return the licence files of the nearest folder that has any, beginning at the data file or folder `path` and
-    going up at most LEVELS (2) folders. The order is NOTICE, LICENSE, COPYING, README. The list is empty for a URL."""
+    """Return the licence files of the nearest folder that has any, from the data file or folder `path` upwards.
+
+    At most LEVELS (2) folders above it are searched. The order is NOTICE, LICENSE, COPYING, README. The list is empty
+    for a URL, and where `notices` ends the search without a result.
+    """
     if scheme_of(path):
         return []
     data = Path(local_path(path)).absolute()

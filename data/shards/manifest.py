@@ -18,8 +18,10 @@ BLOCKS = 32  # the most blocks (summaries of consecutive files) of one configura
 
 @dataclass(frozen=True)
 class FileEntry:
-    """A file of training data; a stream or a folder counts as one file. size: in bytes; samples: their count; digest: a
-    hash of everything that the samples in the file depend on."""
+    """A file of training data in the record of a run; a stream or a folder counts as one file.
+
+    size: in bytes. samples: their count. digest: a hash of everything that the samples in the file depend on.
+    """
 
     name: str
     size: int
@@ -49,8 +51,10 @@ def file_entries(indexes: Iterable[ShardIndex]) -> list[FileEntry]:
 
 
 def summary(manifest: Manifest) -> Summary:
-    """Summarise a manifest (configuration key -> training files): the files of each key in at most BLOCKS blocks, in
-    the JSON form that a checkpoint stores."""
+    """Summarise a manifest (configuration key -> training files) to the JSON form that a checkpoint stores.
+
+    It has at most BLOCKS blocks of consecutive files for each key.
+    """
 
     def blocks(files: Sequence[FileEntry]) -> list[dict[str, Any]]:
         size = max(1, -(-len(files) // BLOCKS))
@@ -60,9 +64,12 @@ def summary(manifest: Manifest) -> Summary:
 
 
 def changes(before: Summary, now: Manifest) -> Changes:
-    """Compare the training files of a run with the files that a checkpoint recorded. Return, for each configuration key
-    with a difference, either a description of the first changed, moved or missing files, or the number of samples in
-    files that were added at the end. before: the checkpoint's record, made by `summary`; now: the present files."""
+    """Compare the training files of a run with the files that a checkpoint recorded.
+
+    Return, for each configuration key with a difference, either a description of the first changed, moved or missing
+    files, or the number of samples in files that were added at the end. before: the checkpoint's record, made by
+    `summary`. now: the present files.
+    """
     different: dict[str, str] = {}
     added: dict[str, int] = {}
     for key in sorted({*before, *now}):
@@ -80,8 +87,11 @@ def changes(before: Summary, now: Manifest) -> Changes:
 
 
 def _block(files: Sequence[FileEntry]) -> dict[str, Any]:
-    """Summarise a block of consecutive training files as a JSON object: name of the first file, counts of files,
-    samples and bytes, and a SHA-256 (digest) over all entries of `files`."""
+    """Summarise a block of consecutive training files as a JSON object.
+
+    It has the name of the first file ("" without files), counts of files, samples and bytes, and a SHA-256 (digest)
+    over all entries of `files`.
+    """
     return {
         "name": files[0].name if files else "",
         "files": len(files),
@@ -92,9 +102,12 @@ def _block(files: Sequence[FileEntry]) -> dict[str, Any]:
 
 
 def _described(block: Mapping[str, Any], start: int, old: Mapping[str, Any] | None = None) -> str:
-    """Return a text for a message that describes a block of files, for example "a.tar with 90 samples in 5,000 bytes".
-    start: number of files before the block. old: an earlier summary of the same files, or None. If `block` differs from
-    `old` in the digest only, the text ends in ", of other content"."""
+    """Return a text for a message that describes a block, such as "a.tar with 90 samples in 5,000 bytes".
+
+    block: a summary by `_block`. start: number of files before the block. old: an earlier summary of the same files, or
+    None. If `block` differs from `old` in the digest only, the text ends in ", of other content". Without files it is
+    "nothing".
+    """
     if not block["files"]:
         return "nothing"
     last = start + block["files"]

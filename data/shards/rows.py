@@ -24,8 +24,10 @@ UNITS = {".jsonl": "line", ".tsv": "line", ".json": "row"}
 
 
 def open_rows(files: Sequence[str]) -> "Rows":
-    """Open all files and return their rows; files without an index are indexed first. Raises ConfigError for a missing
-    file, DataError for a damaged one."""
+    """Open all files and return their rows, in the order of `files`; files without an index are indexed first.
+
+    Raises ConfigError for a missing file, DataError for a damaged one, also for a single bad row in it.
+    """
     return Rows(open_shards([ShardSource(tuple(files))]))
 
 
@@ -45,40 +47,53 @@ class Rows:
         return len(self.shards)
 
     def where(self, i: int) -> str:
-        """Return the location of row i as text for error messages: the path of its file and the line number, the
-        position in a JSON array, or the sample key in a tar shard. i counts the rows of all opened files."""
+        """Return the location of row i, counted over all opened files, as text for error messages.
+
+        It has the path of its file and the line number, the position in a JSON array, or the sample key in a tar shard.
+        """
         path, key = self.shards.origin(i)
         unit = UNITS.get(os.path.splitext(self.shards.locate(i)[0].name)[1])
         return f"{path}: {unit} {key}" if unit else f"{path}: sample '{key}'"
 
     def fields(self, i: int) -> dict[str, Any]:
-        """Read row i and return it as a dict, field name -> value. i counts the rows of all opened files. Raises
-        DataError, naming the row, when its file has changed since it was indexed, or when the row is neither a JSON
-        object nor a row of a table; SampleError, a DataError, when only the row's bytes are damaged."""
+        """Read row i and return it as a dict, field name -> value. i counts the rows of all opened files.
+
+        The values of a table are texts. Raises DataError, naming the row, when its file has changed since it was
+        indexed or cannot be read, or when the row is neither a JSON object nor a row of a table; SampleError, a
+        DataError, when only the row's bytes are damaged.
+        """
         return self.read(i, dict)
 
     def read(self, i: int, convert: Callable[[dict[str, Any]], T], error: type[DataError] = DataError) -> T:
-        """Return convert(fields), where `fields` is row i as a dict. i counts the rows of all opened files. Raises
-        `error` when the row is neither a JSON object nor a row of a table, or when `convert` raises BadRow; SampleError
-        when the row's bytes are damaged; DataError when its file has changed since it was indexed."""
+        """Return convert(fields), where `fields` is row i as a dict. i counts the rows of all opened files.
+
+        Raises `error`, naming the row, when the row is neither a JSON object nor a row of a table, or when `convert`
+        raises BadRow; SampleError when the row's bytes are damaged; DataError when its file has changed since it was
+        indexed or cannot be read.
+        """
         try:
             return convert(self.parse(i))
         except BadRow as bad:
             raise error(f"{self.where(i)}: {bad}") from bad
 
     def parse(self, i: int) -> dict[str, Any]:
-        """Read row i and return it as a dict, field name -> value. i counts the rows of all opened files. Raises BadRow
-        when the row is neither a JSON object nor a row of a table, for example a tar sample without a .json file.
-        Raises DataError when the file has changed since it was indexed; SampleError when the row's bytes are
-        damaged."""
+        """Read row i and return it as a dict, field name -> value, as `fields` does, with BadRow for a bad row.
+
+        BadRow, which does not name the row, is raised when the row is neither a JSON object nor a row of a table, for
+        example a tar sample without a .json file. Raises DataError when the file has changed since it was indexed or
+        cannot be read; SampleError when the row's bytes are damaged. i counts the rows of all opened files.
+        """
         index = self.shards.locate(i)[0]
         return parse_row(self.shards.read(i), lambda: _header(index.path, index.sha256, index.size, index.mtime))
 
 
 def parse_row(members: dict[str, bytes], columns: Callable[[], tuple[list[str], bool]]) -> dict[str, Any]:
-    """Convert a row, as the members of its sample, to a dict, field name -> value. columns: returns the column names of
-    the table that the row is of, and whether its first line has them. Raises BadRow when the row is neither a JSON
-    object nor a row of a table."""
+    """Convert a row, as the members of its sample (suffix -> bytes), to a dict, field name -> value.
+
+    columns: returns the column names of the table that the row is of, and whether its first line has them; called only
+    for a member 'tsv'. In a table with names, quotes around the cell `text` are removed. Raises BadRow when the row is
+    neither a JSON object nor a row of a table.
+    """
     try:
         if "json" in members:
             value = parse_json(members["json"])

@@ -56,9 +56,12 @@ class RowScan:
 
 
 def scan_lines(stream: BinaryIO, start: int = 0) -> RowScan:
-    """Scan JSON-lines. Each line becomes a sample with one member 'json', the bytes of the line; the sample's key is
-    the line number, from 1. Blank lines are left out. Invalid lines are added to the `problems` of the result. start:
-    the byte offset in the file at which `stream` begins."""
+    """Scan JSON-lines. Each line becomes a sample with one member 'json', the bytes of the line.
+
+    The sample's key is the line number, from 1. Blank lines are left out. Invalid lines, also values other than
+    objects, are added to the `problems` of the result; no error is raised for them. start: the byte offset in the file
+    at which `stream` begins.
+    """
     scan = RowScan("json")
     offset, number = start, 0
     while line := stream.readline(MAX_ROW + 2):
@@ -90,6 +93,7 @@ def _line_error(text: bytes) -> str:
 
 
 def _type_error(value: Any) -> str:
+    """Return the reason why a parsed JSON value is no row: it is no object; "" for an object."""
     return "" if isinstance(value, dict) else f"is a {type(value).__name__}, not an object {{…}}"
 
 
@@ -108,9 +112,11 @@ class _ArrayText:
         self.text, self.at, self.offset, self.line = "", 0, start, 1
 
     def more(self) -> bool:
-        """Read and decode the next part of a JSON stream, so that the decoded text after the read position at least
-        doubles. Return False at the end of the stream. The doubling limits how often a long row is parsed again. Raises
-        ValueError for bytes that are not UTF-8."""
+        """Read and decode the next part of a JSON stream; return False at its end.
+
+        The decoded text after the read position at least doubles, which limits how often a long row is parsed again.
+        Raises ValueError for bytes that are not UTF-8.
+        """
         piece = self.stream.read(max(PIECE, len(self.text) - self.at))
         self.text, self.at = self.text[self.at :], 0
         try:
@@ -121,8 +127,10 @@ class _ArrayText:
         return bool(piece)
 
     def next(self) -> str:
-        """Skip white space in a JSON stream and return the character after it without moving past that character; '' at
-        the end of the stream."""
+        """Skip white space in a JSON stream and return the character after it, without moving past that character.
+
+        The result is '' at the end of the stream. Raises ValueError as `more` does.
+        """
         while True:
             self.take(BLANK.match(self.text, self.at).end() - self.at)  # type: ignore[union-attr]
             if self.at < len(self.text) or not self.more():
@@ -138,8 +146,11 @@ class _ArrayText:
         return content
 
     def value(self) -> tuple[Any, int]:
-        """Parse the JSON value at the read position of a JSON stream, without moving past it. Return the value and its
-        length in characters. Raises ValueError when it is not valid JSON, too long or nested too deep."""
+        """Parse the JSON value at the read position of a JSON stream, without moving past it.
+
+        Return the value and its length in characters. Raises ValueError when it is not valid JSON, too long, has too
+        many values or is nested too deep.
+        """
         while True:
             try:
                 value, end, invalid = *DECODER.raw_decode(self.text, self.at), None
@@ -159,12 +170,11 @@ class _ArrayText:
 
 
 def scan_array(stream: BinaryIO, start: int = 0) -> RowScan:
-    """Scan a JSON array of objects. Each object becomes a sample with one member 'json', the bytes of the object; the
-    sample's key is the object's position, from 1. The scan ends at the first error, which is added to the `problems` of
-    the result.
+    """Scan a JSON array of objects. Each object becomes a sample with one member 'json', the bytes of the object.
 
-    stream: a buffered stream; start: the byte offset in the file at which it begins. A file that starts with '{' is
-    scanned as JSON-lines, whatever its name.
+    The sample's key is the object's position, from 1. The scan ends at the first error, which is added to the
+    `problems` of the result; rows after it are lost. stream: a buffered stream (with `peek`). start: the byte offset in
+    the file at which it begins. A file that starts with '{' is scanned as JSON-lines, whatever its name.
     """
     peeked: bytes = stream.peek(1)  # type: ignore[attr-defined]
     if peeked.lstrip()[:1] == b"{":
@@ -209,8 +219,11 @@ def _add_elements(text: _ArrayText, scan: RowScan) -> None:
 
 
 def cells(row: bytes, quoted: bool = True) -> list[str]:
-    """Split one row of a table into cells, which are separated by tabs and, if `quoted`, quoted as in CSV. Raises
-    ValueError when the row is not UTF-8, csv.Error when its quoting is invalid."""
+    """Split one row of a table into cells, which are separated by tabs and, if `quoted`, quoted as in CSV.
+
+    row: its bytes, UTF-8; several lines if a quoted cell has line breaks. Raises ValueError when the row is not UTF-8,
+    csv.Error when its quoting is invalid.
+    """
     quoting = csv.QUOTE_MINIMAL if quoted else csv.QUOTE_NONE
     return next(csv.reader([row.decode("utf-8")], delimiter="\t", strict=True, quoting=quoting), [])
 
@@ -238,13 +251,12 @@ def header(row: bytes) -> tuple[list[str], bool]:
 
 
 def scan_table(stream: BinaryIO, start: int = 0) -> RowScan:
-    """Scan a table of tab-separated values, such as psgs_w100.tsv, or collection.tsv of MS MARCO, which has no line of
-    column names.
+    """Scan a table of tab-separated values, such as psgs_w100.tsv, or collection.tsv of MS MARCO.
 
-    Each row becomes a sample with one member 'tsv', the bytes of the row. The sample's key is the number of the row's
-    first line; a quoted cell may span several lines. Blank lines are left out. Invalid rows are added to the `problems`
-    of the result; the scan ends at once if the first line is invalid. start: the byte offset in the file at which
-    `stream` begins.
+    The first line names the columns, except in tables of MS MARCO, which `header` recognises. Each row becomes a sample
+    with one member 'tsv', the bytes of the row. The sample's key is the number of the row's first line; a quoted cell
+    may span several lines. Blank lines are left out. Invalid rows are added to the `problems` of the result; the scan
+    ends at once if the first line is invalid. start: the byte offset in the file at which `stream` begins.
     """
     scan = RowScan("tsv")
     first = stream.readline(MAX_ROW)
@@ -290,6 +302,7 @@ def scan_table(stream: BinaryIO, start: int = 0) -> RowScan:
 
 
 def _reason(error: Exception) -> str:
+    """Return the reason of an error as the end of a message "line N …"."""
     if isinstance(error, UnicodeDecodeError):
         return f"is not UTF-8: {error.reason} at byte {error.start}"
     return f"cannot be read as tab-separated values: {error}" if isinstance(error, csv.Error) else str(error)

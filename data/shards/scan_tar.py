@@ -47,8 +47,11 @@ class Problem:
 
 @dataclass
 class Problems:
-    """The errors found in one shard. first: at most MAX_PROBLEMS of the errors; count: the number of all errors. The
-    list is bounded because a hostile file may have an error at each byte."""
+    """The errors found in one shard.
+
+    first: at most MAX_PROBLEMS of the errors; count: the number of all errors. The list is bounded because a hostile
+    file may have an error at each byte.
+    """
 
     first: list[Problem] = field(default_factory=list)
     count: int = 0
@@ -62,9 +65,11 @@ class Problems:
 
 @dataclass
 class ScannedSample:
-    """A sample that a scan found. key: the name of its members without suffix; offset: byte offset of its first header;
-    members: (suffix, byte offset of the data, size in bytes) of each member, in file order; crc32: CRC32 over the bytes
-    of all members."""
+    """A sample that a scan of a tar found.
+
+    key: the name of its members without suffix. offset: byte offset of its first header. members: (suffix, byte offset
+    of the data, size in bytes) of each member, in file order. crc32: CRC32 over the bytes of all members.
+    """
 
     key: str
     offset: int
@@ -74,8 +79,11 @@ class ScannedSample:
 
 @dataclass
 class Scan:
-    """The result of scanning a tar shard. samples: in file order; problems: the errors; ignored: number of skipped
-    members by file extension; suffixes: all suffixes of members that belong to samples."""
+    """The result of scanning a tar shard.
+
+    samples: in file order. problems: the errors. ignored: number of skipped members by file extension. suffixes: all
+    suffixes of members that belong to samples.
+    """
 
     samples: list[ScannedSample] = field(default_factory=list)
     problems: Problems = field(default_factory=Problems)
@@ -85,7 +93,9 @@ class Scan:
 
 def unread_images(suffixes: Counter[str]) -> str:
     """Return a text for a message with the number of images in each format that is not read; "" if there are none.
-    suffixes: number of files by suffix, lower case without the dot."""
+
+    suffixes: number of files by suffix, lower case without the dot.
+    """
     counts = ", ".join(f"{suffixes[suffix]:,} {suffix}" for suffix in UNREAD if suffixes[suffix])
     return f"{counts}: convert them to jpg, png or webp" if counts else ""
 
@@ -120,8 +130,11 @@ def split_name(name: str) -> tuple[str, str]:
 
 
 def scan_tar(stream: BinaryIO) -> Scan:
-    """Scan a tar from its start and return its samples and errors. Errors are not raised but added to `Scan.problems`;
-    the scan ends at the first header that cannot be read."""
+    """Scan a tar from its start and return its samples and errors.
+
+    Errors are not raised but added to `Scan.problems`; the scan ends at the first header that cannot be read. A tar
+    whose members are all skipped is an error, an empty one is not.
+    """
     scan = Scan()
     for _ in stream_tar(stream, scan):
         pass
@@ -135,8 +148,9 @@ def scan_tar(stream: BinaryIO) -> Scan:
 def stream_tar(stream: BinaryIO, scan: Scan) -> Iterator[tuple[ScannedSample, dict[str, bytes]]]:
     """Scan a tar in one pass and yield each sample, as soon as it is complete, with its members (suffix -> bytes).
 
-    scan: an empty result, to which samples and errors are added. At a header that cannot be read the scan ends. The
-    sample at that point is not yielded, because it may lack members.
+    scan: an empty result, to which samples and errors are added; no error of the tar is raised. At a header that cannot
+    be read the scan ends. The sample at that point is not yielded, because it may lack members. Errors of whole
+    samples, such as a repeated key, are found by `scan_tar` alone.
     """
     members: dict[str, bytes] = {}
     try:
@@ -217,8 +231,10 @@ def _byte_sum(block: bytes) -> int:
 
 
 def _number(number: bytes) -> int:
-    """Parse an integer field of a tar header, such as the size, and return the integer. `number`: the bytes of the
-    field, octal digits or GNU's base 256. Return -1 for any other content."""
+    """Parse an integer field of a tar header, such as the size; return -1 for a field that holds none.
+
+    number: the bytes of the field, octal digits or GNU's base 256.
+    """
     if number[0] == 0x80:
         return int.from_bytes(number[1:], "big")
     try:
@@ -253,9 +269,11 @@ def _pax_records(payload: bytes, offset: int) -> dict[str, bytes]:
 
 
 def _apply_pax(pax: dict[str, bytes], header: _Header) -> None:
-    """Set the name and size of a tar member from the PAX extended header before it. pax: records of the extended
-    header, name -> value; header: the member's own header, which is changed in place. Raises _BrokenTar for a sparse
-    member, a name that is not UTF-8 and an invalid size."""
+    """Set the name and size of a tar member, in its header, from the PAX extended header before it.
+
+    pax: records of the extended header, name -> value. header: the member's own header, which is changed in place.
+    Raises _BrokenTar for a sparse member, a name that is not UTF-8 and an invalid size.
+    """
     if header.kind == SPARSE or any(name.startswith("GNU.sparse") for name in pax):
         raise _BrokenTar(header.offset, f"member '{header.name}' is sparse; write the shard without --sparse")
     if "path" in pax:
@@ -280,12 +298,15 @@ def _check_end(stream: BinaryIO, offset: int) -> None:
 
 
 def _padded(size: int) -> int:
+    """Return the bytes that data of `size` bytes take in a tar: a whole number of blocks."""
     return -(-size // BLOCK) * BLOCK
 
 
 def _read_payload(stream: BinaryIO, header: _Header, skip: bool = False) -> bytes:
-    """Read a member's bytes, which follow its header in the stream, and return them. skip: discard the bytes and return
-    b"" instead. Raises _BrokenTar when the file ends inside the member."""
+    """Read a member's bytes, which follow its header in the stream, and return them.
+
+    skip: discard the bytes and return b"" instead. Raises _BrokenTar when the file ends inside the member.
+    """
     read, pieces = 0, []
     while read < _padded(header.size):
         piece = stream.read(min(_padded(header.size) - read, PIECE))
@@ -302,11 +323,11 @@ def _read_payload(stream: BinaryIO, header: _Header, skip: bool = False) -> byte
 
 
 def _add_member(scan: Scan, header: _Header, stream: BinaryIO) -> bytes | None:
-    """Read the tar member that follows `header` in the stream, and add it to the last sample of `scan`. If its key
-    differs from that sample's key, it begins a new sample.
+    """Read the tar member that follows `header` in the stream, add it to its sample in `scan`, and return its bytes.
 
-    Return the member's bytes. Return None for a skipped member: no regular file, no known suffix, no key, or too large.
-    Raises _BrokenTar if the sample has MAX_MEMBERS already, or for a suffix after MAX_SUFFIXES others.
+    It belongs to the last sample; if its key differs from that sample's key, it begins a new sample. Return None for a
+    skipped member: no regular file, no known suffix, no key, or too large. Raises _BrokenTar if the sample has
+    MAX_MEMBERS already, or for a suffix after MAX_SUFFIXES others.
     """
     key, suffix = split_name(header.name)
     extension = suffix.rpartition(".")[2]

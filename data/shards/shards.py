@@ -23,10 +23,10 @@ GAP = 64 << 10  # the most bytes between the members of a sample that are read w
 
 
 def open_shards(sources: Sequence[ShardSource], workers: int | None = None) -> "Shards":
-    """Open all shards of the sources. Shards without an index are indexed first. workers: the most processes that do
-    this; None: one per core.
+    """Open all shards of the sources for reading by sample id; shards without an index are indexed first.
 
-    Raises ConfigError for a shard that does not exist, DataError when any shard has an error.
+    workers: the most processes that do this; None: one per core. Raises ConfigError for a shard that does not exist,
+    DataError when any shard has an error, even in a single sample.
     """
     indexes = list(index_shards([shard for source in sources for shard in source.shards], workers))
     if broken := [index for index in indexes if index.problems]:
@@ -37,8 +37,10 @@ def open_shards(sources: Sequence[ShardSource], workers: int | None = None) -> "
 
 
 def how_to_mend(broken: Sequence[ShardIndex]) -> str:
-    """Return the end of a message about broken shards: a line with the command that packs their samples anew. "" if no
-    broken shard is a tar."""
+    """Return the end of a message about broken shards: a line with the command that packs their samples anew.
+
+    The result is "" if no broken shard is a tar; else it begins with a newline.
+    """
     tars = [index for index in broken if index.name.endswith(".tar")]
     if not tars:
         return ""
@@ -48,19 +50,22 @@ def how_to_mend(broken: Sequence[ShardIndex]) -> str:
 
 
 def _named(broken: Sequence[ShardIndex]) -> list[str]:
-    """Return the paths for a command about broken shards: the path of each if there are at most NAMED; else the folders
-    of tar and .jsonl shards, and the paths of other files."""
+    """Return the paths for a command about broken shards: the path of each if there are at most NAMED.
+
+    For more: the folders of tar and .jsonl shards, each once, and the paths of other files.
+    """
     if len(broken) <= NAMED:
         return [index.path for index in broken]
     return [*dict.fromkeys(os.path.dirname(i.path) or "." if i.path.endswith(SHARDS) else i.path for i in broken)]
 
 
 class Shards:
-    """Random access to the samples of several sources by sample id, 0 … len - 1. The ids are ordered by source, shard
-    and position in the shard. Can be pickled; each process opens its own files.
+    """Random access to the samples of several sources by sample id, 0 … len - 1.
 
-    indexes: the index of each shard of all sources, in order. sizes, weights: number of samples and weight of each
-    source. fingerprint: a hash of the names and contents of the shards.
+    The ids are ordered by source, shard and position in the shard. Can be pickled; each process opens its own files,
+    when it first reads a shard. Errors that the indexes list are not checked: `open_shards` does so. indexes: the index
+    of each shard of all sources, in order. sizes, weights: number of samples and weight of each source. fingerprint: a
+    hash of the names and contents of the shards.
     """
 
     def __init__(self, sources: Sequence[ShardSource], indexes: Sequence[ShardIndex]) -> None:
@@ -80,17 +85,23 @@ class Shards:
         return Shards, (self.sources, self.indexes)  # without the open files
 
     def locate(self, sample_id: int) -> tuple[ShardIndex, int]:
-        """Return the ShardIndex of the shard that holds a sample, and the sample's position in that shard, from 0."""
+        """Return the ShardIndex of the shard that holds a sample, and the sample's position in that shard, from 0.
+
+        Raises IndexError for an id outside 0 … len - 1.
+        """
         shard, row = self._position(sample_id)
         return self.indexes[shard], row
 
     def origin(self, sample_id: int) -> tuple[str, str]:
-        """Return the path of the shard that holds a sample, and the sample's key."""
+        """Return the path of the shard that holds a sample, and the sample's key. Errors as of `key`."""
         return self.locate(sample_id)[0].path, self.key(sample_id)
 
     def key(self, sample_id: int) -> str:
-        """Return the key of a sample as text: in a tar shard the sample's name without suffix, in a file of rows its
-        line or row number."""
+        """Return the key of a sample as text: in a tar shard its name without suffix, else its line or row number.
+
+        Raises DataError when the shard or its index has changed or cannot be opened, IndexError for an id outside 0 …
+        len - 1.
+        """
         shard, row = self._position(sample_id)
         return self._opened(shard)[0].key(row)
 
@@ -98,7 +109,8 @@ class Shards:
         """Read a sample and return its members: suffix (lower case, without the first dot) -> bytes.
 
         Raises SampleError, naming shard, key and offset, when the CRC32 of the bytes differs from the stored one in two
-        reads; DataError when the shard has changed or cannot be read.
+        reads; DataError when the shard has changed or cannot be read, or its index is damaged; IndexError for an id
+        outside 0 … len - 1.
         """
         shard, row = self._position(sample_id)
         table, read_range = self._opened(shard)
@@ -115,8 +127,10 @@ class Shards:
         raise SampleError(f"{self._where(shard, row)}: its CRC32 is not as indexed: the shard is damaged.")
 
     def _position(self, sample_id: int) -> tuple[int, int]:
-        """Return the position in `self.indexes` of the shard that holds a sample, and the sample's position in that
-        shard. Raises IndexError for an id outside 0 … len - 1."""
+        """Return the index in `self.indexes` of a sample's shard, and the sample's position in that shard.
+
+        Raises IndexError for an id outside 0 … len - 1.
+        """
         if not 0 <= sample_id < len(self):
             raise IndexError(f"sample id {sample_id} is not in [0, {len(self)})")
         shard = bisect_right(self._starts, sample_id) - 1
@@ -139,6 +153,7 @@ class Shards:
 
 
 def _open_shard(index: ShardIndex) -> tuple[OffsetTable, ReadRange]:
+    """Return the table of offsets of a shard and a function that reads byte ranges of it. Errors as of `Shards.key`."""
     if _stat_now(index).size != index.size:  # the time stamp is not compared: the CRC32 of each sample says more
         raise _changed(index)
     return index.table(), _try_open(index, lambda: open_ranges(index.path))
@@ -149,6 +164,7 @@ def _stat_now(index: ShardIndex) -> Stat:
 
 
 def _try_open(index: ShardIndex, action: Callable[[], T]) -> T:
+    """Return action(), repeated if storage fails; raise DataError in place of its last ConfigError or OSError."""
     try:
         return with_retries(action)
     except (ConfigError, OSError) as error:
@@ -161,9 +177,11 @@ def _changed(index: ShardIndex) -> DataError:
 
 
 def _payloads(read_range: ReadRange, ranges: list[tuple[int, int, int]]) -> list[bytes]:
-    """Read the bytes of each member (file) of one sample, in the order of `ranges`. read_range(start, end): returns the
-    bytes start … end - 1 of the shard. ranges: (byte offset, size, index of the suffix) of each member; the index is
-    not used. Members with at most GAP bytes between them in all are read by one call."""
+    """Read the bytes of each member (file) of one sample, in the order of `ranges`.
+
+    read_range(start, end): returns the bytes start … end - 1 of the shard. ranges: (byte offset, size, suffix number)
+    of each member; the number is not used. Members with at most GAP bytes between them in all are read by one call.
+    """
     start, end = ranges[0][0], ranges[-1][0] + ranges[-1][1]
     if end - start > sum(size for _, size, _ in ranges) + GAP:
         return [read_range(offset, offset + size) for offset, size, _ in ranges]

@@ -41,15 +41,17 @@ class WrittenSource:
     passage_prefix: str | None = None
 
     def digest(self, content: str) -> str:
-        """Return a digest of what training reads from this source: a hash of `content` and the prefixes, or `content`
-        unchanged if the source has no prefixes. content: a digest of the data of the source."""
+        """Return a digest of what training reads from this source: a hash of `content` and the prefixes.
+
+        Without prefixes it is `content` unchanged. content: a digest of the data of the source.
+        """
         prefixes = (self.question_prefix, self.passage_prefix)
         return content if prefixes == (None, None) else hashlib.sha256(repr((content, prefixes)).encode()).hexdigest()
 
 
 @dataclass(frozen=True)
 class ShardSource:
-    """Shards that share one weight. weight: how often each of their samples appears per epoch."""
+    """Shards, paths or URLs, that share one weight. weight: how often each of their samples appears per epoch."""
 
     shards: tuple[str, ...]
     weight: float = 1.0
@@ -61,24 +63,29 @@ def parse_sources(
     suffixes: Sequence[str] = SHARDS,
     tables: Tables = lambda path: (),
 ) -> list[ShardSource]:
-    """Parse a configuration value into sources (lists of shards with a weight).
+    """Parse a configuration value into sources (lists of shards with a weight), and look up their files.
 
     value: paths, folders, globs, brace lists or URLs, joined by '::' or given as a list; each may end in a weight such
     as '@2'. Each of these parts becomes one source, in the same order. The shards of a folder or glob are sorted by
-    name; if one of them is a .tar, only .tar and .jsonl files are taken. key: the configuration key, for messages.
-    tables: returns the shards that the table at a path is read from; nothing for a path that is no table. Raises
-    ConfigError when a part matches nothing, does not end in one of `suffixes` and is no table, has an unknown URL
-    scheme, a weight that is not a positive number, or a question or passage prefix, and when a shard appears twice.
+    name, hidden files left out; if one of them is a .tar, only .tar and .jsonl files are taken. key: the configuration
+    key, for messages. suffixes: the ends of names of files that are shards. tables: returns the shards that the table
+    at a path is read from; nothing for a path that is no table. Raises ConfigError when a part matches nothing, does
+    not end in one of `suffixes` and is no table, has an unknown URL scheme, a weight that is not a positive number of
+    at most HEAVIEST, or a question or passage prefix; when a remote folder cannot be listed; and when a path occurs
+    more than once. A single remote file is not looked at.
     """
     written = written_sources(value, key)
     refuse_prefixes(written, key)
     sources = [ShardSource(tuple(_shards(each.path, key, tuple(suffixes), tables)), each.weight) for each in written]
-    refuse_twice([shard for source in sources for shard in source.shards], key)
+    check_unique([shard for source in sources for shard in source.shards], key)
     return sources
 
 
 def files_of(value: str | Sequence[Any], key: str, suffixes: Sequence[str], tables: Tables) -> list[str]:
-    """Return the paths of the files of all sources that `value` names. Arguments and errors as of `parse_sources`."""
+    """Return the paths of the files of all sources that `value` names; weights are dropped.
+
+    Arguments and errors as of `parse_sources`.
+    """
     return [file for source in parse_sources(value, key, suffixes, tables) for file in source.shards]
 
 
@@ -89,12 +96,12 @@ def refuse_prefixes(written: Iterable[WrittenSource], key: str) -> None:
 
 
 def written_sources(value: str | Sequence[Any], key: str) -> list[WrittenSource]:
-    """Parse a configuration value into sources, without a look at the files. A text, or each text of a list, is split
-    at '::'; the weight of 'a.tar@2' is 2, and 1 when none is written. An entry may also be a mapping with the fields of
-    WrittenSource.
+    """Parse a configuration value into sources, without a look at the files.
 
-    key: the configuration key, for messages. Raises ConfigError for an empty part, a weight that is not a positive
-    number, and a mapping with unknown names or wrong values.
+    A text, or each text of a list, is split at '::'; the weight of 'a.tar@2' is 2, and 1 when none is written. An entry
+    may also be a mapping with the fields of WrittenSource. The result has at least one source. key: the configuration
+    key, for messages. Raises ConfigError for an empty part, a weight that is not a positive number of at most HEAVIEST,
+    and a mapping with unknown names or wrong values.
     """
     entries = [value] if isinstance(value, str | Mapping) else value
     known = isinstance(entries, Sequence) and all(isinstance(entry, str | Mapping) for entry in entries)
@@ -102,12 +109,14 @@ def written_sources(value: str | Sequence[Any], key: str) -> list[WrittenSource]
     parts = [part.strip() if isinstance(part, str) else part for parts in listed for part in parts]
     if not parts or not all(parts):
         raise ConfigError(f"{key}={value!r} names no shards. Write {FORMS}, or a list of these.")
-    return [WrittenSource(*_split_weight(part, key)) if isinstance(part, str) else _of(part, key) for part in parts]
+    return [WrittenSource(*_split_weight(part, key)) if isinstance(part, str) else _parsed(part, key) for part in parts]
 
 
-def _of(mapping: Mapping[Any, Any], key: str) -> WrittenSource:
-    """Convert a mapping to a WrittenSource. Raises ConfigError, naming the configuration key `key`, for a missing path,
-    an unknown name and a wrong value."""
+def _parsed(mapping: Mapping[Any, Any], key: str) -> WrittenSource:
+    """Convert a mapping to a WrittenSource.
+
+    Raises ConfigError, naming the configuration key `key`, for a missing path, an unknown name and a wrong value.
+    """
     from pydantic import TypeAdapter, ValidationError  # takes longer than all else that --help imports
 
     try:
@@ -125,8 +134,10 @@ def _of(mapping: Mapping[Any, Any], key: str) -> WrittenSource:
 
 
 def _split_weight(part: str, key: str) -> tuple[str, float]:
-    """Split 'a.tar@2' into ('a.tar', 2.0). If no number follows an @, return `part` unchanged, and 1.0. key: the
-    configuration key, for messages. Raises ConfigError for a number that is not positive or above HEAVIEST."""
+    """Split 'a.tar@2' into ('a.tar', 2.0). If no number follows the last @, return `part` unchanged, and 1.0.
+
+    key: the configuration key, for messages. Raises ConfigError for a number that is not positive or above HEAVIEST.
+    """
     path, at, number = part.rpartition("@")
     try:
         weight = float(number if at else "")
@@ -138,12 +149,16 @@ def _split_weight(part: str, key: str) -> tuple[str, float]:
 
 
 def local_path(path: str) -> str:
-    """Return the path without a leading `file://`, and with the home folder in place of `~`. Other URLs stay as they
-    are."""
+    """Return the path without a leading `file://`, and with the home folder in place of `~`.
+
+    Other URLs stay as they are.
+    """
     return os.path.expanduser(path.removeprefix("file://"))
 
 
 def _shards(path: str, key: str, suffixes: tuple[str, ...], tables: Tables) -> Iterator[str]:
+    """Yield the shards that one written path names. Arguments and errors as of `parse_sources`; path: without a
+    weight."""
     path = local_path(path)
     if os.path.exists(path):
         yield from tables(path) or _local(path, key, suffixes, tables)
@@ -159,6 +174,7 @@ def _shards(path: str, key: str, suffixes: tuple[str, ...], tables: Tables) -> I
 
 
 def _local(path: str, key: str, suffixes: tuple[str, ...], tables: Tables) -> Sequence[str]:
+    """Return the shards that a local path names: those of a folder, those of a file, or those that a glob matches."""
     if os.path.isdir(path):
         return _of_folder(sorted(str(file) for file in Path(path).iterdir()), path, key, suffixes)
     if os.path.isfile(path):
@@ -172,6 +188,7 @@ def _local(path: str, key: str, suffixes: tuple[str, ...], tables: Tables) -> Se
 
 
 def _remote(url: str, key: str, suffixes: tuple[str, ...], tables: Tables) -> Sequence[str]:
+    """Return the shards that a URL names: itself, or those of a remote folder or glob."""
     scheme = scheme_of(url)
     if HIDDEN in url:
         raise ConfigError(f"{key}={url}: the credentials of a URL are never kept. Give it again, whole.")
@@ -188,6 +205,7 @@ def _remote(url: str, key: str, suffixes: tuple[str, ...], tables: Tables) -> Se
 
 
 def _of_folder(files: list[str], path: str, key: str, suffixes: tuple[str, ...]) -> list[str]:
+    """Return those of the files of the folder `path` that are shards. Raises ConfigError if there is none."""
     if not (shards := _with_samples(files, suffixes)):
         packed = next((f" {_how_to_unpack(file)}" for file in files if file.endswith(PACKED)), "")
         unread = unread_images(Counter(os.path.splitext(file)[1].lower().removeprefix(".") for file in files))
@@ -198,14 +216,17 @@ def _of_folder(files: list[str], path: str, key: str, suffixes: tuple[str, ...])
 
 def _with_samples(files: list[str], suffixes: tuple[str, ...]) -> list[str]:
     """Return the files of a folder or glob that have samples: those that are not hidden and end in one of `suffixes`.
-    If one of them is a .tar, they must end in one of SHARDS, because img2dataset writes a table and a .json file of
-    statistics beside each shard."""
+
+    If one of them is a .tar, they must end in one of SHARDS instead, because img2dataset writes a table and a .json
+    file of statistics beside each shard.
+    """
     shown = [file for file in files if not shard_name(file).startswith(".")]
     beside_tar = any(file.endswith(".tar") for file in shown)
     return [file for file in shown if file.endswith(SHARDS if beside_tar else suffixes)]
 
 
 def _shard(path: str, key: str, suffixes: tuple[str, ...]) -> str:
+    """Return `path`. Raises ConfigError if it does not end in one of `suffixes`."""
     if not shard_name(path).endswith(suffixes):
         why = _how_to_unpack(path) if shard_name(path).endswith(PACKED) else f"shards end in {_either(suffixes)}."
         raise ConfigError(f"{key}={path}: {why}")
@@ -223,8 +244,10 @@ def _how_to_unpack(path: str) -> str:
 
 
 def _missing_part(path: str) -> str:
-    """Return the end of an error message, which names the first part of the path that does not exist, for example ": no
-    'emojy' in data/samples. Did you mean 'emoji'?"."""
+    """Return the end of an error message, which names the first part of the path that does not exist.
+
+    An example is ": no 'emojy' in data/samples. Did you mean 'emoji'?".
+    """
     missing = Path(path)
     while not missing.parent.is_dir():
         missing = missing.parent
@@ -238,8 +261,10 @@ def _missing_part(path: str) -> str:
 
 
 def _where_samples_are(path: str) -> str:
-    """Return the end of an error message, which says where the shipped samples are, if `path` is in data/samples; ""
-    for any other path."""
+    """Return the end of an error message, which says where the shipped samples are, if `path` is in data/samples.
+
+    The result is "" for any other path.
+    """
     if not Path(path).is_relative_to(SAMPLES):
         return ""
     if (ROOT / SAMPLES).is_dir():
@@ -247,9 +272,11 @@ def _where_samples_are(path: str) -> str:
     return f" {SAMPLES} is in a checkout of Dyad alone, not in the package: work there, or name data of yours"
 
 
-def refuse_twice(shards: Sequence[str], key: str) -> None:
-    """Raise ConfigError when a shard is listed twice, because each of its samples would have two ids. key: the
-    configuration key, for the message."""
+def check_unique(shards: Sequence[str], key: str) -> None:
+    """Raise ConfigError when a path occurs more than once in `shards`, because each of its samples would have two ids.
+
+    Paths are compared letter by letter; links are not followed. key: the configuration key, for the message.
+    """
     for shard, count in Counter(shards).items():
         if count > 1:
             raise ConfigError(f"{key}: {shard} appears twice. To see it more often, give it a weight: '{shard}@2'.")

@@ -39,8 +39,10 @@ ReadRange = Callable[[int, int], bytes]
 
 
 class Stat(NamedTuple):
-    """The state of a file. size: in bytes; mtime: its time stamp, or the entity tag of a remote file. A file whose Stat
-    is equal to an earlier one counts as unchanged."""
+    """The state of a file, by which a change is noticed: a file with an equal Stat counts as unchanged.
+
+    size: in bytes. mtime: its time stamp in ns, or the entity tag of a remote file; "" if the server gives none.
+    """
 
     size: int
     mtime: str
@@ -58,9 +60,11 @@ def shard_name(path: str) -> str:
 
 
 def filesystem(url: str) -> tuple["AbstractFileSystem", str]:
-    """Return fsspec's file system for a URL, and the URL's path in it. Raises ConfigError, which names the package to
-    install, when the storage driver is missing; ConnectionError when the Hugging Face hub of an hf:// URL does not
-    answer."""
+    """Return fsspec's file system for a URL, and the URL's path in it. The URL must have one of SCHEMES.
+
+    Raises ConfigError, which names the package to install, when the storage driver is missing; ConnectionError when the
+    Hugging Face hub of an hf:// URL does not answer or HF_HUB_OFFLINE is set.
+    """
     import fsspec.core
 
     scheme = scheme_of(url)
@@ -90,8 +94,10 @@ def _reach_hub() -> None:
 
 
 def list_remote(url: str) -> list[str]:
-    """Return the sorted URLs of the files that match a remote glob, or of the entries of a remote folder. The list is
-    empty for any other URL. Raises OSError when storage fails."""
+    """Return the sorted URLs of the files that match a remote glob, or of the entries of a remote folder.
+
+    The list is empty for any other URL. Raises OSError when storage fails; ConfigError as `filesystem` does.
+    """
     fs, path = filesystem(url)
     with as_os_errors():
         names: Any = fs.glob(path) if glob.has_magic(url) else fs.ls(path, detail=False) if fs.isdir(path) else []
@@ -110,8 +116,11 @@ def as_os_errors() -> Iterator[None]:
 
 
 def stat(path: str) -> Stat:
-    """Return the size and time stamp of a shard, local or remote. Raises ConfigError when it does not exist, DataError
-    when storage fails."""
+    """Return the size and time stamp of a shard, local or remote, for use with messages to the user.
+
+    Raises ConfigError when it does not exist or its storage driver is missing, DataError when storage fails or the
+    server does not tell the size.
+    """
     try:
         return read_stat(path)
     except FileNotFoundError:
@@ -121,8 +130,11 @@ def stat(path: str) -> Stat:
 
 
 def read_stat(path: str) -> Stat:
-    """Return size and time stamp of a file, local or remote. Raises OSError when storage fails, and DataError when the
-    server does not tell the size."""
+    """Return size and time stamp of a file or folder, local or remote.
+
+    Raises OSError when storage fails or it is neither a regular file nor a folder, ConfigError when the storage driver
+    is missing, and DataError when the server does not tell the size.
+    """
     if not scheme_of(path):
         found = os.stat(path)
         if not (S_ISREG(found.st_mode) or S_ISDIR(found.st_mode)):
@@ -137,8 +149,11 @@ def read_stat(path: str) -> Stat:
 
 
 def open_stream(path: str) -> BinaryIO:
-    """Open a shard, local or remote, as a binary stream at its start. A local file is unbuffered. Raises OSError if the
-    shard cannot be opened, and ConfigError if the storage driver of its URL is missing."""
+    """Open a shard, local or remote, as a binary stream at its start; the caller closes it.
+
+    A local file is unbuffered. Raises OSError if the shard cannot be opened or is no regular file, and ConfigError if
+    the storage driver of its URL is missing. A storage driver may raise errors of its own.
+    """
     if not scheme_of(path):
         return os.fdopen(foreign_descriptor(path), "rb", buffering=0)  # type: ignore[return-value]
     fs, inner = filesystem(path)
@@ -146,8 +161,10 @@ def open_stream(path: str) -> BinaryIO:
 
 
 def open_buffered(path: str) -> io.BufferedReader:
-    """Open a file, local or remote, as a buffered stream at its start. Raises ConfigError when it does not exist,
-    DataError when it cannot be opened."""
+    """Open a file, local or remote, as a buffered stream at its start; the caller closes it.
+
+    Raises ConfigError when it does not exist or its storage driver is missing, DataError when it cannot be opened.
+    """
     try:
         return io.BufferedReader(open_stream(path), PIECE)  # type: ignore[arg-type]
     except FileNotFoundError:
@@ -157,16 +174,21 @@ def open_buffered(path: str) -> io.BufferedReader:
 
 
 def sha256_of(path: str | Path) -> str:
-    """Return the SHA-256 of a file, local or remote, in hexadecimal digits. Reads the whole file. Raises OSError if it
-    cannot be read."""
+    """Return the SHA-256 of a file, local or remote, in hexadecimal digits. Reads the whole file.
+
+    Raises OSError if it cannot be read.
+    """
     with open_stream(str(path)) as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()  # type: ignore[arg-type]
 
 
 def open_ranges(path: str) -> ReadRange:
-    """Return a function (start, end) -> bytes that reads the bytes from start to end - 1 of the shard. It returns fewer
-    bytes where the file ends, and raises OSError when a read fails and three retries fail too. `open_ranges` itself
-    raises OSError when the shard cannot be opened."""
+    """Return a function (start, end) -> bytes that reads the bytes from start to end - 1 of the shard.
+
+    It returns fewer bytes where the file ends, and raises OSError when a read fails and three retries fail too. A local
+    file stays open while the function exists. `open_ranges` itself raises OSError when a local shard cannot be opened,
+    and errors as `filesystem` does for a URL; a remote shard is not opened before the first read.
+    """
     if not scheme_of(path):
         # a memory-mapped file would be faster, but SIGBUS kills the process when it is truncated or its disk fails
         descriptor = foreign_descriptor(path)
@@ -188,8 +210,8 @@ def open_ranges(path: str) -> ReadRange:
 def with_retries(read: Callable[[], T]) -> T:
     """Call read() and return its result. After an OSError, call it again, once after each pause in RETRY_SECONDS.
 
-    Raises at once a FileNotFoundError, and an OSError that says that a file is not regular or leads out of its folder;
-    raises any other OSError after the last retry.
+    Raises at once a FileNotFoundError, an OSError that says that a file is not regular or leads out of its folder, and
+    every other exception; raises any other OSError after the last retry.
     """
     for pause in RETRY_SECONDS:
         try:
@@ -207,8 +229,11 @@ def with_retries(read: Callable[[], T]) -> T:
 
 
 def open_sequential(path: str) -> BinaryIO:
-    """Open a shard, local or remote, as a stream that is read once from its start; the caller closes it. A read raises
-    OSError when the shard does not exist or retries fail."""
+    """Open a shard, local or remote, as a stream that is read once from its start; the caller closes it.
+
+    The file is opened at the first read, and again after a failure. A read raises OSError when the shard does not exist
+    or retries fail. http servers need not support ranges.
+    """
     return io.BufferedReader(_SequentialReader(path), PIECE)
 
 
@@ -242,8 +267,10 @@ class _SequentialReader(io.RawIOBase):
             raise
 
     def _open(self) -> BinaryIO | HTTPResponse:
-        """Open the stream's shard, at first or again after a broken connection, and skip the bytes that were read
-        before. Return the open file or HTTP response."""
+        """Open the stream's shard, and skip the bytes that were read before a broken connection.
+
+        Return the open file or HTTP response.
+        """
         if scheme_of(self._path) not in ("http", "https"):
             self._source = open_stream(self._path)
             self._source.seek(self._offset)
@@ -261,6 +288,8 @@ class _SequentialReader(io.RawIOBase):
 
 
 def _request(url: str) -> HTTPResponse:
+    """Open a URL. Raises FileNotFoundError if the server says that the file does not exist, OSError for other
+    failures."""
     try:
         return urlopen(url, timeout=TIMEOUT)
     except HTTPError as error:
@@ -272,8 +301,10 @@ def _request(url: str) -> HTTPResponse:
 
 
 def _next_bytes(source: BinaryIO | HTTPResponse, size: int) -> bytes:
-    """Read at most `size` bytes from the source; b"" at the end. Raises ConnectionError for an HTTP response that ends
-    before its announced length."""
+    """Read at most `size` bytes from the source; b"" at the end.
+
+    Raises ConnectionError for an HTTP response that ends before its announced length.
+    """
     try:
         piece = source.read(size)
     except HTTPException as error:

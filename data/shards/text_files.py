@@ -22,9 +22,11 @@ MARKS = {  # UTF-32 first: its little-endian mark begins with the mark of UTF-16
 
 
 def open_text(path: str) -> BufferedReader:
-    """Open a file of text, local or a URL, as a stream of bytes without the byte-order mark. Raises ConfigError when it
-    does not exist, DataError when it cannot be opened or its start looks like another encoding than UTF-8. Single
-    damaged bytes are left to the reader."""
+    """Open a file of text, local or a URL, as a stream of bytes without the byte-order mark; the caller closes it.
+
+    Raises ConfigError when it does not exist, DataError when it cannot be opened or its start looks like another
+    encoding than UTF-8. Single damaged bytes are left to the reader.
+    """
     stream = open_buffered(path)
     try:
         skip_mark(stream, path)
@@ -35,8 +37,10 @@ def open_text(path: str) -> BufferedReader:
 
 
 def decoded(content: bytes) -> str:
-    """Decode the text of a small file or of a member of a shard, without a byte-order mark. Raises UnicodeDecodeError
-    for bytes that are not UTF-8."""
+    """Decode UTF-8 text of a small file or of a member of a shard, without a byte-order mark.
+
+    Raises UnicodeDecodeError for bytes that are not UTF-8.
+    """
     return content.decode("utf-8-sig")
 
 

@@ -19,7 +19,7 @@ from typing import Any, BinaryIO, TypeVar
 from dyad.data.base.errors import BadRow, ConfigError, DataError
 from dyad.data.base.progress import EVERY, print_line
 from dyad.data.config import DataConfig
-from dyad.data.shards.index_cache import cache_file, read_cached
+from dyad.data.shards.index_cache import read_cached, write_entry
 from dyad.data.shards.scan_tar import unread_images
 from dyad.data.shards.sources import Tables
 from dyad.data.shards.storage import shard_name, stat
@@ -115,7 +115,7 @@ def _prepared(table: Table, options: TableOptions, check_row: CheckRow) -> str:
                 writer.write({"__key__": f"{number:09d}", **sample})
 
     began = time.monotonic()
-    file = str(cache_file(table.path, name, ".jsonl" if images is None else ".tar", facts, write))
+    file = str(write_entry(table.path, name, ".jsonl" if images is None else ".tar", facts, write))
     size, seconds = os.path.getsize(file) / 1e6, time.monotonic() - began
     print_line(f"{table.path} was converted once, in {seconds:.0f} s, and is read from {file} ({size:,.1f} MB)")
     if os.path.isdir(table.path) and (unread := unread_images(count_suffixes(table.path))):

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from dyad.data.base.command_line import command_options, overridden
 from dyad.data.base.errors import ConfigError, printable
-from dyad.data.base.files import raise_named, whole_file
+from dyad.data.base.files import whole_file, write_errors
 from dyad.data.base.secrets import without_secrets
 from dyad.data.config import MiningConfig, NegativeList
 from dyad.eval.config import MineCommand, MinedItems
@@ -170,7 +170,7 @@ def open_questions_and_passages(
     file = out / CORPUS
     if write:
         passages = RowPassages(questions)
-        with raise_named(file):
+        with write_errors(file):
             file.parent.mkdir(parents=True, exist_ok=True)
             with whole_file(file) as lines:
                 for passage in map(passages.__getitem__, range(len(passages))):
@@ -198,7 +198,7 @@ def open_images_and_captions(
     tables = prepared_tables(table_options(config.data))
     shards = open_shards(parse_sources(config.data.train, "queries", tables=tables))
     if write:
-        with raise_named(out):
+        with write_errors(out):
             out.mkdir(parents=True, exist_ok=True)
             write_captions(shards, config.data, out)
     kind = CaptionsAndImages if what is MinedItems.pictures else ImagesAndCaptions

@@ -19,7 +19,7 @@ from pathlib import Path
 from time import perf_counter
 
 from dyad.data.base.errors import DataError
-from dyad.data.base.files import file_inside, raise_named, remove
+from dyad.data.base.files import file_inside, remove, write_errors
 from dyad.data.base.json_text import read_json
 from dyad.data.batch import Batch
 from dyad.data.question_passage.dataset import QuestionPassage
@@ -127,7 +127,7 @@ class NegativeRefresh:
         if self.resumed is not None:  # the checkpoint may be of another run, whose files this run takes over
             theirs = self.resumed.resolve().parent.parent / FOLDER / folder.name
             if theirs.is_dir() and theirs != folder.resolve():
-                with raise_named(folder):
+                with write_errors(folder):
                     folder.mkdir(parents=True, exist_ok=True)
                     for name in (MINED, SUMMARY):  # nothing else: another user may have made that folder
                         if source := file_inside(theirs, name):

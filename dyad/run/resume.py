@@ -18,7 +18,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 from typing_extensions import TypedDict  # pydantic takes typing's from Python 3.12 on
 
 from dyad.data.base.errors import ConfigError, DataError
-from dyad.data.base.files import raise_named
+from dyad.data.base.files import write_errors
 from dyad.data.base.limits import MOST
 from dyad.data.shards import manifest
 from dyad.evaluation.load_run import read_config
@@ -155,7 +155,7 @@ def lock_and_find(config: TrainConfig, folder: Path, stack: ExitStack) -> Resume
     it has a run of another configuration, or if the chosen checkpoint does not exist; DataError if all checkpoints of
     the chosen run are damaged; HardwareError if the folder cannot be written.
     """
-    with raise_named(folder):
+    with write_errors(folder):
         stack.enter_context(locked_folder(folder))
         check_run(config)
         checkpoint.tidy(folder)

@@ -12,7 +12,7 @@ from typing import Any
 
 from dyad.data.base.command_line import help_text, parse_options, split_arguments
 from dyad.data.base.errors import ConfigError, printable
-from dyad.data.base.files import raise_named, write_bytes
+from dyad.data.base.files import write_bytes, write_errors
 from dyad.eval.config import CompareCommand
 from dyad.eval.report.curves import last_value
 from dyad.eval.report.run_folder import RunFolder, read_run
@@ -49,7 +49,7 @@ def main() -> None:
         console.print(part)
     if command.out is not None:
         path = Path(command.out).expanduser()
-        with raise_named(path):
+        with write_errors(path):
             write_bytes(path, as_csv(runs, keys, metrics).encode("utf-8", "replace"))
         print(f"Written: {path}")
 

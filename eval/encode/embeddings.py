@@ -31,7 +31,7 @@ from torch import Tensor, nn
 
 from dyad.data.base.arrays import map_array
 from dyad.data.base.errors import ConfigError, DataError
-from dyad.data.base.files import raise_named, sync, whole_file, write_json
+from dyad.data.base.files import sync, whole_file, write_errors, write_json
 from dyad.data.base.json_text import read_json
 from dyad.data.base.progress import print_line, progress
 from dyad.eval.encode.encoder import Encoder, check_finite, tied
@@ -239,7 +239,7 @@ class _Folder:
         Only process 0 may call it. A folder made with other settings is begun anew, and `log` prints a line. ids:
         function (start, stop) → ids of the items start … stop − 1. Raises the errors of encode_corpus.
         """
-        with raise_named(self.folder):
+        with write_errors(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
             stack.enter_context(locked(self.folder, "folder"))
             state = self._state()
@@ -302,7 +302,7 @@ class _Folder:
 
     def _write(self, start: int, vectors: np.ndarray) -> None:
         path, rows, nbytes = self.folder / VECTORS, self.settings["items"], vectors[0].nbytes
-        with raise_named(self.folder):
+        with write_errors(self.folder):
             if start == 0:
                 free = shutil.disk_usage(self.folder).free
                 if free < rows * nbytes:

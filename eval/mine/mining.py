@@ -32,7 +32,7 @@ from typing import Any, BinaryIO, ClassVar, Literal, NamedTuple, Protocol
 
 import numpy as np
 
-from dyad.data.base.files import raise_named, whole_file, write_json
+from dyad.data.base.files import whole_file, write_errors, write_json
 from dyad.data.config import AnswerMatch, MiningConfig
 from dyad.data.loading.order import local_rows
 from dyad.data.question_passage.answers import answer_finder
@@ -166,7 +166,7 @@ def mine(
         "identity": identity,
     }
 
-    end = raise_named(out / SUMMARY)(lambda: write_json(out / SUMMARY, summary | {"sha256": sha256_of(out / MINED)}))
+    end = write_errors(out / SUMMARY)(lambda: write_json(out / SUMMARY, summary | {"sha256": sha256_of(out / MINED)}))
     rank_0_only(world, end)
     return summary
 
@@ -303,7 +303,7 @@ def _written(path: Path, world: World) -> Iterator[Callable[[bytes], Any]]:
     (mined.json) is deleted at the beginning in any case. All processes must enter it together; only process 0 may call
     the function.
     """
-    errors = raise_named(path)
+    errors = write_errors(path)
     with ExitStack() as stack:
 
         def begin() -> BinaryIO:

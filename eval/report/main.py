@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from dyad.data.base.command_line import command_options
-from dyad.data.base.files import raise_named, write_bytes
+from dyad.data.base.files import write_bytes, write_errors
 from dyad.eval.config import ReportCommand
 from dyad.eval.report.page import render
 from dyad.eval.report.run_folder import read_run
@@ -33,6 +33,6 @@ def write_report(run: Path, out: Path | None = None) -> Path:
     """
     content = render(read_run(run)).encode("utf-8", "replace")
     path = run / NAME if out is None else out
-    with raise_named(path):
+    with write_errors(path):
         write_bytes(path, content)
     return path

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dyad.data.base.errors import DataError, printable
-from dyad.data.base.files import leads_inside, raise_named, write_json
+from dyad.data.base.files import leads_inside, write_errors, write_json
 from dyad.data.base.secrets import without_credentials
 from dyad.eval.results.kinds import KINDS
 from dyad.eval.results.shapes import RESULT, read_object
@@ -64,7 +64,7 @@ def write(folder: Path, content: Mapping[str, Any], files: Mapping[str, Callable
     written.
     """
     written = [folder / f"{content['dataset']}.json"]
-    with raise_named(folder):
+    with write_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
         write_json(written[0], content)
         for end, write_to in files.items():

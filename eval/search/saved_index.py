@@ -14,7 +14,7 @@ import psutil
 
 from dyad.data.base.arrays import header_errors
 from dyad.data.base.errors import ConfigError
-from dyad.data.base.files import open_foreign, raise_named, whole_folder, write_json
+from dyad.data.base.files import open_foreign, whole_folder, write_errors, write_json
 from dyad.data.base.json_text import LARGEST, MOST, read_json
 from dyad.eval.search.index_spec import Spec
 
@@ -32,7 +32,7 @@ def save_index(folder: Path, items: Sequence[Any], embeddings: np.ndarray, model
     """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigError(f"{folder} exists. Give the index a new folder, or remove it first")
-    with raise_named(folder), whole_folder(folder) as temporary:
+    with write_errors(folder), whole_folder(folder) as temporary:
         np.save(temporary / VECTORS, embeddings, allow_pickle=False)
         write_json(temporary / ITEMS, {"model": model, "spec": spec, "items": list(items)})
 

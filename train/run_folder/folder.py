@@ -21,7 +21,7 @@ from yaml import YAMLError
 from yaml.events import AliasEvent, CollectionEndEvent, CollectionStartEvent
 
 from dyad.data.base.errors import ConfigError, first_line
-from dyad.data.base.files import file_inside, open_foreign, raise_named, write_bytes
+from dyad.data.base.files import file_inside, open_foreign, write_bytes, write_errors
 from dyad.data.base.json_text import read_json
 from dyad.data.base.secrets import public_path, without_secrets
 from dyad.data.config import CaptionPer
@@ -303,7 +303,7 @@ def put_checkpoints_aside(folder: Path, moved: Iterable[int]) -> None:
 
     Raises HardwareError if they cannot be moved.
     """
-    with raise_named(folder):
+    with write_errors(folder):
         put_aside(folder, [f"checkpoints/{folder_of(folder, step).name}" for step in sorted(moved)])
 
 

@@ -22,7 +22,7 @@ from datetime import datetime
 from pathlib import Path
 
 from dyad.data.base.errors import ConfigError, HardwareError
-from dyad.data.base.files import raise_named, write_json
+from dyad.data.base.files import write_errors, write_json
 from dyad.data.base.secrets import without_secrets
 from dyad.train.run_folder.best_record import Best
 from dyad.train.run_folder.folder import FORMAT, RESUMED_FROM, STATE
@@ -79,7 +79,7 @@ class RunState:
         if self._path and self._writes:
             now = datetime.now().astimezone().isoformat(timespec="seconds")
             state = {"status": status, "step": self._step, "total_steps": self._total_steps, "time": now}
-            with raise_named(self._path):
+            with write_errors(self._path):
                 write_json(self._path, {"format": FORMAT, **state, **self._kept, **without_secrets(entries)})
 
 
@@ -115,7 +115,7 @@ def locked(run_dir: Path, other: str = "run.name") -> Iterator[None]:
     holds the lock; HardwareError when the lock file cannot be opened. other: the configuration key that the message of
     the ConfigError advises to change.
     """
-    with raise_named(run_dir):  # O_NOFOLLOW: through a link, another file would be emptied
+    with write_errors(run_dir):  # O_NOFOLLOW: through a link, another file would be emptied
         descriptor = os.open(run_dir / LOCK, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
         opened = os.fdopen(descriptor, "a+")  # raises OSError for a pipe
     with opened as file:

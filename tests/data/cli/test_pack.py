@@ -19,7 +19,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from dyad.data.base.errors import ConfigError, DataError
 from dyad.data.cli import outputs
 from dyad.data.cli.options import OnError, PackOptions, Target
-from dyad.data.cli.outputs import new_file
+from dyad.data.cli.outputs import checked_new_file
 from dyad.data.cli.pack import pack_pairs
 from dyad.data.image_text.image_files import read_header
 from dyad.data.shards.shards import Shards, open_shards
@@ -326,7 +326,7 @@ def test_a_new_folder_may_be_in_the_home_folder(tmp_path: Path, images: Path, mo
     source = write_csv(tmp_path / "p.csv", [["filepath", "title"], [str(images / "0.png"), "y"]])
     pack_pairs(str(source), PackOptions(out="~/new"))
     assert (tmp_path / "new/000000.tar").is_file()
-    assert new_file("~/a.jsonl", [".jsonl"]) == tmp_path / "a.jsonl"
+    assert checked_new_file("~/a.jsonl", [".jsonl"]) == tmp_path / "a.jsonl"
 
 
 def test_headers_of_images() -> None:

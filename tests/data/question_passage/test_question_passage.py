@@ -30,7 +30,7 @@ from dyad.data.loading.loader import build_loader
 from dyad.data.loading.order import Order
 from dyad.data.question_passage.corpus import open_corpus
 from dyad.data.question_passage.dataset import QuestionPassage, passage_texts, question_texts
-from dyad.data.question_passage.negatives import MinedNegatives, sample
+from dyad.data.question_passage.negatives import MinedNegatives, draw_entries
 from dyad.data.question_passage.passages import Passage
 from dyad.data.question_passage.questions import open_questions
 from dyad.data.shards.content_keys import content_key, key_name
@@ -173,10 +173,10 @@ def test_scored_pools_are_drawn_each_epoch(tmp_path: Path) -> None:
 def test_hard_negatives_are_drawn_evenly_without_replacement(dpr: Path) -> None:
     """Every ordered choice of 2 of 4 for the same share of all uniforms."""
     grid = [(i + 0.5) / 12 for i in range(12)]
-    choices = Counter(tuple(sample([4, 5, 6, 7], [a, b])) for a in grid for b in grid)
+    choices = Counter(tuple(draw_entries([4, 5, 6, 7], [a, b])) for a in grid for b in grid)
     assert len(choices) == 12 and set(choices.values()) == {12}
     assert all(len(set(choice)) == 2 for choice in choices)
-    assert sorted(sample([4, 5], [0.9, 0.9, 0.9])) == [4, 5] and sample([], [0.5]) == []
+    assert sorted(draw_entries([4, 5], [0.9, 0.9, 0.9])) == [4, 5] and draw_entries([], [0.5]) == []
     source = dataset(dpr, configured(per_row=2))
     drawn = Counter[str]()
     for epoch in range(100):

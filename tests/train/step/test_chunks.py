@@ -8,7 +8,7 @@ from helpers.step import batch, gradients_of, same_bits, towers, train_step, wit
 from helpers.towers import transformers_folder
 from torch import Tensor, nn
 
-from dyad.data.batch import Batch, Extra, Lengths, lengths_by, mapped
+from dyad.data.batch import Batch, Extra, Lengths, map_tensors, text_lengths
 from dyad.data.loading.batch_parts import assembled
 from dyad.train.config import ModelConfig, Task, TextTower, TrainConfig
 from dyad.train.losses import build_objective
@@ -45,8 +45,8 @@ def step_and_batch(folder: str, chunk_size: int | None, dropout: float = 0.0) ->
     ids, keys = torch.arange(PAIRS), torch.arange(PAIRS + len(row))
     extra = Extra(y[PAIRS:], row, keys[PAIRS:], torch.zeros(len(row), dtype=torch.bool))
     batch = Batch(x, y[:PAIRS], ids, ids, keys[:PAIRS], extra)
-    extra.lengths, batch.x_lengths = (lengths_by(model.tokenize, side) for side in (extra.y, x))
-    batch.y_lengths = lengths_by(model.tokenize, batch.y)
+    extra.lengths, batch.x_lengths = (text_lengths(model.tokenize, side) for side in (extra.y, x))
+    batch.y_lengths = text_lengths(model.tokenize, batch.y)
     return train_step(model.towers, PAIRS, chunk_size=chunk_size, objective=build_objective("dpr")), batch
 
 
@@ -135,7 +135,7 @@ def test_the_relevance_of_own_and_further_positives_reaches_the_objective(chunk_
     whole = with_extra(batch(7), [0, 0, 3, 1, 0, 2, 1])
     assert whole.extra is not None
     whole.relevance, whole.extra.relevance = torch.linspace(0.1, 1.0, 7), torch.linspace(0.9, 0.2, 7)
-    whole = assembled(iter([mapped(whole, Tensor.numpy)]), 7, pin=False)
+    whole = assembled(iter([map_tensors(whole, Tensor.numpy)]), 7, pin=False)
     step = train_step(towers(), 7, objective=build_objective("dpr"), chunk_size=chunk_size)
     x, y, more = step.towers.x_tower(whole.x), step.towers.y_tower(whole.y), step.towers.y_tower(whole.extra.y)
     weights = {(i, i): float(weight) for i, weight in enumerate(whole.relevance)}

@@ -13,7 +13,7 @@ from helpers.towers import ARCHITECTURES, transformers_folder
 from open_clip.transformer import TextTransformer
 from torch import Tensor, nn
 
-from dyad.data.batch import Lengths, lengths_by
+from dyad.data.batch import Lengths, text_lengths
 from dyad.data.image_text.items import Captions
 from dyad.eval.encode.encoder import Encoder
 from dyad.train.config import ModelConfig
@@ -82,7 +82,7 @@ def check_cut(model: ImageTextModel) -> None:
     assert tower.state_dict().keys() == plain.state_dict().keys() and tower.trunk.extra_repr() == ""
     tokens = model.tokenize(TEXTS)
     tokens[5] = tokens[5].flip(0)  # an end at another place, or none
-    lengths = lengths_by(model.tokenize, tokens)
+    lengths = text_lengths(model.tokenize, tokens)
     assert lengths is not None
     found, gradients = results(tower, tokens, lengths)
     expected, theirs = results(plain, tokens)
@@ -110,7 +110,7 @@ def test_other_towers_stay_whole(kind: str) -> None:
 
 def test_a_tokenizer_tells_no_lengths_of_texts_that_stay_whole(tmp_path: Path) -> None:
     model = open_clip_model(tmp_path, WHOLE["first"])
-    assert lengths_by(model.tokenize, model.tokenize(TEXTS)) is None
+    assert text_lengths(model.tokenize, model.tokenize(TEXTS)) is None
 
 
 @pytest.mark.parametrize("pooler", ["mean_pooler", "cls_pooler", "cls_last_hidden_state_pooler"])
