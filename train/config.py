@@ -44,7 +44,7 @@ KNOWN_BY_WEIGHTS = {"temperature": ("temperature", "init_scale"), "init_bias": (
 UNTRACED = 4  # steps before those that profile=N traces: they start the loader and choose kernels
 
 
-def _tower(key: str, kind: str, ours: type[StrEnum], own: Mapping[str, Any]) -> str:
+def _tower_kind(key: str, kind: str, ours: type[StrEnum], own: Mapping[str, Any]) -> str:
     """Return the member of `ours` that `kind` names, or `kind` if a plugin has added it. Raises ConfigError otherwise.
 
     key: the configuration key, for the message. own: the towers of plugins.
@@ -91,7 +91,7 @@ class ImageTowerConfig:
     lora_targets: list[str] | None = described(None, "modules that get adapters; null: all linear ones of attentions")
 
     def __post_init__(self) -> None:
-        self.kind = _tower("model.image.kind", self.kind, ImageTower, OWN_IMAGE_TOWERS)
+        self.kind = _tower_kind("model.image.kind", self.kind, ImageTower, OWN_IMAGE_TOWERS)
 
 
 @dataclass
@@ -115,7 +115,7 @@ class TextTowerConfig:
     lora_targets: list[str] | None = described(None, "modules that get adapters; null: the projections of attentions")
 
     def __post_init__(self) -> None:
-        self.kind = _tower("model.text.kind", self.kind, TextTower, OWN_TEXT_TOWERS)
+        self.kind = _tower_kind("model.text.kind", self.kind, TextTower, OWN_TEXT_TOWERS)
 
 
 @dataclass

@@ -41,7 +41,7 @@ def auxiliary_configs(config: TrainConfig) -> dict[str, TrainConfig]:
     return dict(_last[0][1])
 
 
-def refuse_lost(config: TrainConfig, own: TrainConfig) -> None:
+def refuse_keys_of_shared_towers(config: TrainConfig, own: TrainConfig) -> None:
     """Raise ConfigError for keys of model.* that an auxiliary loss sets for towers of the run, where they are lost.
 
     config: of the run. own: of the auxiliary loss. Its image tower is that of the run if the run has one, its text

@@ -124,13 +124,13 @@ def _checked(path: Path) -> dict[str, Any]:
     if "hydra" in str(tree.get("defaults", "")):
         raise ConfigError(f"{path}: defaults cannot name Hydra's own groups")
     entries = tree.get("defaults", [])
-    named = [word for each in entries for word in _words(each)] if isinstance(entries, list) else [None]
+    named = [word for each in entries for word in _named_in(each)] if isinstance(entries, list) else [None]
     if not all(isinstance(word, str) and len(word) <= LONGEST for word in named):
         raise ConfigError(f"{path}: defaults must be a list of presets, each as 'override /model: NAME'")
     return tree
 
 
-def _words(entry: Any) -> list[Any]:
+def _named_in(entry: Any) -> list[Any]:
     """Return the group and preset that a mapping in `defaults:` names, without nulls; for any other entry, [entry]."""
     return [word for pair in entry.items() for word in pair if word is not None] if isinstance(entry, dict) else [entry]
 

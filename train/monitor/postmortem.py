@@ -8,7 +8,7 @@ import torch
 _OURS: dict[str, str] = {}  # variables that this process has set
 
 
-def name_flight_records(folder: Path) -> None:
+def enable_flight_recorder(folder: Path) -> None:
     """Make NCCL write its flight recorder to nccl_trace_rank_<RANK> in `folder` when a collective times out.
 
     Call it before the process group is made. It sets environment variables of NCCL, except those that the user has set.

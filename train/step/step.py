@@ -13,7 +13,7 @@ from dyad.data.batch import Batch
 from dyad.train.config import Precision
 from dyad.train.distributed.data_parallel import average_now, no_gradient_sync, wrap_towers_of_terms
 from dyad.train.distributed.devices import chosen_precision
-from dyad.train.distributed.sharded_tensors import group_by_mesh, total_norm
+from dyad.train.distributed.sharded_tensors import split_sharded, total_norm
 from dyad.train.distributed.world import all_reduce_sum
 from dyad.train.losses.sums.conditions import Sizes
 from dyad.train.monitor.loss_spikes import LossSpikes
@@ -215,7 +215,7 @@ class TrainStep:
             self._skipped_in_a_row += not avoidable
         else:
             if self._config.optim.clip_norm is not None:
-                for parameters in group_by_mesh(self._parameters):
+                for parameters in split_sharded(self._parameters):
                     torch.nn.utils.clip_grads_with_norm_(parameters, self._config.optim.clip_norm, norm)
             self.optimizer.step()
             self.average.update()
