@@ -56,8 +56,8 @@ def _leave_dead_terminal() -> None:
 def leave_now(code: ExitCode) -> NoReturn:
     """End this process at once with exit code `code`, from any of its threads.
 
-    No further `finally` block, exit handler or other thread runs any more. The code is also written to the file named by
-    DYAD_EXIT_CODE, if that is set: launch/torchrun.sh reads it.
+    No further `finally` block, exit handler or other thread runs any more. The code is also written to the file named
+    by DYAD_EXIT_CODE, if that is set: launch/torchrun.sh reads it.
     """
     try:
         exit_with(code)

@@ -57,7 +57,10 @@ class GraphCache:
         return embeddings
 
     def pop(self) -> TensorPair:
-        """Remove the embeddings of the newest cached chunk, with their autograd graph, and return them."""
+        """Remove the embeddings of the newest cached chunk, with their autograd graph, and return them.
+
+        Raises IndexError if the cache is empty.
+        """
         return self._cached.pop()
 
     def _capacity(self) -> int:

@@ -1,4 +1,7 @@
-"""One optimiser step on a global batch of any size, for one loss or the weighted sum of several (see loss_term.py)."""
+"""One optimiser step on a global batch of any size, for one loss or the weighted sum of several (see loss_term.py).
+
+Here are also the clipping of the gradient, the steps that are skipped, and the stop after optim.max_skipped of them.
+"""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -174,6 +177,7 @@ class TrainStep:
         return {**state, "losses": [*self._spikes.losses], "trust_from": self._assume_from, **averaged}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what `state_dict` returned. The entries trust_from and averaged may be missing, as in older ones."""
         self._scaler.load_state_dict(state["scaler"])
         self._skipped, self._skipped_in_a_row = state["skipped"]
         self._spikes.losses.extend(state["losses"])
@@ -226,7 +230,7 @@ class TrainStep:
         self._scaler.update()
 
     def _undo(self) -> None:
-        """Restore the objectives' states and running statistics that the last attempt's forward passes changed."""
+        """Restore the objectives' per-sample states and the running statistics to those before the last attempt."""
         for term in reversed(self.terms):  # so that state which two terms share is as it was before the first of them
             term.undo()
 
