@@ -89,13 +89,19 @@ def _swept(word: str) -> list[str]:
 
 
 def expand_short_keys(arguments: Iterable[str]) -> list[str]:
-    """Return the arguments with the short keys `resume` and `plan` written in full, resume.mode and plan.on."""
+    """Return the arguments with the short keys `resume` and `plan` written in full, resume.mode and plan.on.
+
+    Longer keys, such as resume.allow_batch_change, and all other arguments stay as they are.
+    """
     full = {"resume": "resume.mode", "plan": "plan.on"}
     return [re.sub(r"^(resume|plan)(?==|$)", lambda found: full[found[1]], argument) for argument in arguments]
 
 
 def parse_argument(word: str) -> Override:
-    """Parse one key=value argument with Hydra. If Hydra cannot, raises ConfigError that shows how to quote it."""
+    """Parse one argument, such as key=value or ~key, with Hydra, and return Hydra's Override.
+
+    If Hydra cannot, raises ConfigError that shows how to quote the value.
+    """
     try:
         return OverridesParser.create().parse_override(word)
     except HydraException as error:

@@ -70,8 +70,8 @@ def register_schemas(objectives: tuple[str, ...]) -> None:
 def keys(config: Any = None, prefix: str = "") -> Iterator[tuple[str, Any, str]]:
     """Yield (dotted key, default, help text) of every field of the dataclass `config`, TrainConfig if None.
 
-    Nested dataclasses are included, and in TrainConfig the options of every objective, so a key that several objectives
-    have comes several times. prefix: put before every key, e.g. "objective.".
+    config: a class. Nested dataclasses are included, and in TrainConfig the options of every objective, so a key that
+    several objectives have comes several times. prefix: put before every key, e.g. "objective.".
     """
     for f in fields(config or TrainConfig):
         if f.name == "objective" and not prefix:
@@ -87,13 +87,15 @@ def keys(config: Any = None, prefix: str = "") -> Iterator[tuple[str, Any, str]]
 def compose_config(overrides: Sequence[str]) -> TrainConfig:
     """Compose the configuration from its defaults and `overrides`, the key=value arguments of the command line.
 
-    Raises ConfigError for an unknown key, group choice or value; the message suggests the nearest valid name.
+    Import plugins before. May download files of a published text model (`take_start_defaults`). Raises ConfigError for
+    an unknown key or group choice, and for a value of the wrong type or outside its limits; the message suggests the
+    nearest valid name. Combinations of values are not checked: `validate` (config_rules.py) does that.
     """
     return to_train_config(_composed(overrides), overrides)
 
 
 def words_for(config: TrainConfig) -> list[str]:
-    """Return a short list of key=value arguments that compose to `config`.
+    """Return a short list of key=value arguments that compose to `config`, but for credentials, which are redacted.
 
     First comes experiment=NAME, or task=NAME if `config` has no experiment that is a preset or a file. Then
     objective=NAME, if the first argument alone would choose another objective. Then key=value for each key that these
@@ -183,8 +185,9 @@ def preview(overrides: Sequence[str]) -> str:
 def _composed(overrides: Sequence[str]) -> DictConfig:
     """Check the key=value arguments and let Hydra compose the configuration; ${…} in its values is not yet resolved.
 
-    Start defaults (`take_start_defaults`) are taken already. Raises ConfigError for an argument that is refused, for
-    plugins that a file names, and for any error of Hydra.
+    Start defaults (`take_start_defaults`) are taken already; keys of SentenceTransformer folders may have no value yet.
+    Clears Hydra's global state. Raises ConfigError for an argument that is refused, for plugins that a file names, and
+    for any error of Hydra.
     """
     overrides = expand_short_keys(overrides)
     recipe = recipe_of(overrides)

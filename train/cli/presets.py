@@ -28,8 +28,9 @@ PACKAGE = re.compile(r"#\s*@package\s+(\S+)")
 def groups(recipe: Path | None = None) -> dict[str, list[str]]:
     """Return group ("model", "data", "objective", …) → the names of its presets, sorted.
 
-    recipe: a recipe file of the user, whose presets in folders beside it are added at the end. The group "local", for
-    optional settings of one machine (configs/local/), is left out.
+    recipe: a recipe file of the user, whose presets in folders beside it are added at the end; None: no such file. The
+    group "objective" has each objective by name, plugins' too, beside its presets. The group "local", for optional
+    settings of one machine (configs/local/), is left out.
     """
     found = {d.name: sorted(f.stem for f in d.glob("*.yaml")) for d in sorted(CONFIG_DIR.iterdir()) if d.is_dir()}
     found["objective"] = sorted([*OBJECTIVES, *found["objective"]])
@@ -40,7 +41,8 @@ def groups(recipe: Path | None = None) -> dict[str, list[str]]:
 def recipe_of(words: Sequence[str]) -> Path | None:
     """Return the recipe file that an argument experiment=PATH.yaml names; None if there is no such argument.
 
-    words: key=value arguments. Raises ConfigError if the file does not exist or is a link that leads out of its folder.
+    words: key=value arguments. experiment=NAME, without the suffix of a file, names a preset. Raises ConfigError if the
+    file does not exist or is a link that leads out of its folder.
     """
     values = [word.partition("=")[2].strip("'\"") for word in words if word.partition("=")[0] == "experiment"]
     path = next((Path(value).expanduser() for value in values if value.endswith(SUFFIXES)), None)
@@ -115,6 +117,11 @@ def _chosen_beside(recipe: Path, words: Sequence[str]) -> list[tuple[str, Path]]
 
 
 def _checked(path: Path) -> dict[str, Any]:
+    """Read a recipe or preset, and return its nested keys, `defaults` included.
+
+    Raises ConfigError for a link out of its folder, a file that is not YAML of keys, ${…} that reads anything but a
+    key, and `defaults` that are no list of presets or name a group of Hydra.
+    """
     _refuse_link(path)
     tree = read_yaml(path)
     try:
@@ -131,7 +138,7 @@ def _checked(path: Path) -> dict[str, Any]:
 
 
 def _named_in(entry: Any) -> list[Any]:
-    """Return the group and preset that a mapping in `defaults:` names, without nulls; for any other entry, [entry]."""
+    """Return the keys and values of `entry`, a mapping in `defaults:`, without nulls; for any other entry, [entry]."""
     return [word for pair in entry.items() for word in pair if word is not None] if isinstance(entry, dict) else [entry]
 
 

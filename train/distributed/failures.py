@@ -218,6 +218,6 @@ def _printed_by_another(cause: Cause) -> PeerFailure:
 
 
 def list_ranks(ranks: list[int]) -> str:
-    """Return ranks as text: "rank 2" or "ranks 0, 1 and 3"; of more than 8, the first 8 and, for example, "5 more"."""
+    """Return one or more ranks as text: "rank 2" or "ranks 0, 1 and 3"; of more than 8, the first 8 and "… more"."""
     shown = [str(rank) for rank in ranks[:8]] + ([f"{len(ranks) - 8} more"] if len(ranks) > 8 else [])
     return f"rank {shown[0]}" if len(shown) == 1 else f"ranks {', '.join(shown[:-1])} and {shown[-1]}"

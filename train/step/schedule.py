@@ -43,9 +43,9 @@ def describe_schedule(config: TrainConfig, run: RunSchedule, options: object, to
     """Yield lines for the log on the warm-up, the average of the weights, the target network and objective.gamma.
 
     Some are warnings, e.g. of a warm-up longer than half the run; none is yielded for what the run does not use. If the
-    run was resumed with another number of steps, the last line says how this changes the learning rate. run: the
-    steps of the run. options: the options of the objective. total_before: the total steps of the run before it was
-    resumed; anything but an int: unknown.
+    run was resumed with another number of steps, the last line says how this changes the learning rate. run: the steps
+    of the run. options: the options of the objective. total_before: the total steps of the run before it was resumed;
+    anything but an int: unknown.
     """
     optim, first, total = config.optim, run.first_step, run.total_steps
     warmup = warmup_steps(total, optim)
