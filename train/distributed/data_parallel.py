@@ -33,9 +33,7 @@ def wrap_towers_of_terms(
     if len(losses) == 1:
         pair = wrap_towers(losses[0], compiled, world)
         return [pair], pair
-    distinct = _distinct_towers(losses)
-    _compile(distinct, compiled)
-    whole = _wrapped(nn.ModuleList(distinct), world)
+    whole = _wrapped(nn.ModuleList(_compile_distinct(losses, compiled)), world)
     return [(towers.x_tower, towers.y_tower) for towers in losses], [whole]
 
 
@@ -46,22 +44,20 @@ def wrap_towers(towers: TwoTower, compiled: bool, world: World) -> Pair:
     process are returned unwrapped. compiled: whether to torch.compile the towers first, in place. Every rank must call
     it: a wrapped tower gets the weights of rank 0, and its gradients are reset.
     """
-    distinct = _distinct_towers([towers])
-    _compile(distinct, compiled)
-    found = {tower: _wrapped(tower, world) for tower in distinct}
+    found = {tower: _wrapped(tower, world) for tower in _compile_distinct([towers], compiled)}
     return found[towers.x_tower], found[towers.y_tower]
 
 
-def _distinct_towers(losses: Sequence[TwoTower]) -> list[nn.Module]:
-    """Return the x tower and the y tower of all losses, each shared tower once."""
-    return list(dict.fromkeys(tower for towers in losses for tower in (towers.x_tower, towers.y_tower)))
+def _compile_distinct(losses: Sequence[TwoTower], compiled: bool) -> list[nn.Module]:
+    """If `compiled`, torch.compile the towers of all losses in place; return the towers, each shared tower once.
 
-
-def _compile(towers: Iterable[nn.Module], compiled: bool) -> None:
-    """If `compiled`, make torch.compile compile each tower, in place, when it first runs; except sharded towers."""
-    for tower in towers:
+    Compilation itself happens when a tower first runs. Sharded towers are not compiled here.
+    """
+    found = list(dict.fromkeys(tower for towers in losses for tower in (towers.x_tower, towers.y_tower)))
+    for tower in found:
         if compiled and not isinstance(tower, FSDPModule):  # a sharded tower has compiled layers
             tower.compile()
+    return found
 
 
 def _wrapped(tower: nn.Module, world: World) -> nn.Module:

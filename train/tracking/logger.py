@@ -109,7 +109,7 @@ def build_logger(
     text = [LogFile(folder / "log.txt", Lines(schedule), console.print), console]
 
     log = Logger(text).print
-    taken_back = remove_later_records(path, schedule.first_step, log, schedule.evaluation_owed)
+    taken_back = drop_after(path, schedule.first_step, log, schedule.evaluation_owed)
     sinks: list[Sink] = [JsonLines(path, log)]
     if config.wandb is not Wandb.disabled:
         wandb_id = wandb_id or secrets.token_hex(4)
@@ -121,9 +121,7 @@ def build_logger(
     return Logger([*sinks, *text], schedule.global_batch_size, wandb_id, schedule.steps_per_epoch)
 
 
-def remove_later_records(
-    path: Path, step: int, log: Callable[[str], None], evaluation_owed: bool = False
-) -> set[RecordPosition]:
+def drop_after(path: Path, step: int, log: Callable[[str], None], evaluation_owed: bool = False) -> set[RecordPosition]:
     """Remove the records after step number `step` from metrics.jsonl, because the resumed run logs them again.
 
     path: the file metrics.jsonl; without it the result is empty. Returns the set of the removed records' positions:
