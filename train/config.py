@@ -218,7 +218,10 @@ class DistConfig:
 
     @property
     def seconds_to_start(self) -> float:
-        """Seconds that processes may take to join, and that a collective may wait until the first step has ended."""
+        """Seconds that processes may take to join, and that a collective may wait until the first step has ended.
+
+        dist.start_timeout, or without it dist.timeout, but 600 at least.
+        """
         return self.start_timeout or max(self.timeout, 600.0)
 
 

@@ -111,7 +111,11 @@ def _beside(recipe: Path | None) -> list[tuple[str, Path]]:
 
 
 def _chosen_beside(recipe: Path, words: Sequence[str]) -> list[tuple[str, Path]]:
-    """Return those (group, path) of `_beside` whose file name, without suffix, stands in the defaults or in `words`."""
+    """Return those (group, path) of `_beside` that the recipe or an argument seems to name.
+
+    These are the presets whose file name without suffix is a whole word of the recipe's `defaults:` or of `words`, the
+    arguments of the command line. Raises ConfigError as `_checked` does for the recipe.
+    """
     wanted = f"{_checked(recipe).get('defaults')} {words}"
     return [(group, path) for group, path in _beside(recipe) if re.search(rf"\b{re.escape(path.stem)}\b", wanted)]
 

@@ -126,7 +126,8 @@ def _join_again(timeout: timedelta, device: dict[str, Any]) -> None:
     """Join another process group at the same address, for the next run of a sweep.
 
     The TCPStore of the first group is used again, since it lives as long as the process of rank 0. Keys get a prefix of
-    their own, since the old keys hold the addresses of closed connections.
+    their own, since the old keys hold the addresses of closed connections. device: further arguments of
+    init_process_group, device_id on a GPU.
     """
     store, backend = _FIRST[_address()]
     where: dict[str, Any] = {"rank": int(os.environ["RANK"]), "world_size": int(os.environ["WORLD_SIZE"])}

@@ -144,7 +144,8 @@ def cpu_memory() -> tuple[int, int]:
 def cgroup_headroom(process: Path = Path("/proc/self/cgroup"), groups: Path = Path("/sys/fs/cgroup")) -> float:
     """Return how many more bytes this process's control groups allow (Linux cgroups, version 2); inf without a limit.
 
-    process: the file that names this process's group; groups: the mount point of the cgroup file system.
+    Inactive file cache counts as free. process: the file that names this process's group; groups: the mount point of
+    the cgroup file system.
     """
     if not process.exists():
         return math.inf

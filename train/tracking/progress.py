@@ -180,5 +180,8 @@ class BarConsole(PlainConsole):
 
 
 def build_console(schedule: RunSchedule) -> Sink:
-    """Return the Sink for the console: a progress bar if standard output is a terminal, plain lines otherwise."""
+    """Return the Sink for the console: a progress bar if standard output is a terminal, plain lines otherwise.
+
+    The bar is shown at once, and until `close`.
+    """
     return (BarConsole if on_terminal(sys.stdout) else PlainConsole)(Lines(schedule))

@@ -81,7 +81,7 @@ class TensorBoard(Tracker):
 def markdown(grid: Grid) -> str:
     """Return a table in Markdown. HTML in texts is escaped, so that it has no effect; images become their captions.
 
-    Each cell is one line: runs of white space become one blank. An empty cell is None.
+    Each cell is one line: runs of white space become one blank. None becomes an empty cell.
     """
 
     def shown(cell: Cell) -> str:
