@@ -8,6 +8,8 @@ from dyad.data.config import described
 
 @dataclass
 class CheckpointConfig:
+    """Options of checkpoints. The constructor checks nothing: `keep_rules`, `best_rules` and `check_limits` do."""
+
     every: int = described(500, "steps between checkpoints; one is always written at the end", least=1)
     keep: int = described(3, "how many of the newest checkpoints stay", least=1)
     keep_every: int | None = described(
@@ -24,7 +26,7 @@ class CheckpointConfig:
 
 
 def keep_rules(checkpoint: CheckpointConfig) -> Iterator[str]:
-    """Yield an error message if no checkpoint is written at some of the steps whose checkpoints are to stay."""
+    """Yield an error message if checkpoint.keep_every is set and is no multiple of checkpoint.every."""
     every, kept = checkpoint.every, checkpoint.keep_every
     if kept is not None and kept % every:
         yield (
@@ -34,10 +36,11 @@ def keep_rules(checkpoint: CheckpointConfig) -> Iterator[str]:
 
 
 def best_rules(checkpoint: CheckpointConfig, eval_every: int, evaluates: bool) -> Iterator[str]:
-    """Yield an error message if checkpoint.best is set and the run has no evaluations among which to choose the best,
-    or if checkpoint.patience is set without checkpoint.best.
+    """Yield an error message if checkpoint.best or checkpoint.patience cannot work in the run.
 
-    eval_every: steps between evaluations; 0: at the end only. evaluates: whether the run has data to evaluate on.
+    checkpoint.best needs several evaluations among which to choose; checkpoint.patience needs checkpoint.best. Whether
+    the evaluations have the metric is not checked. eval_every: steps between evaluations; 0: at the end only.
+    evaluates: whether the run has data to evaluate on.
     """
     start = f"checkpoint.best={checkpoint.best}"
     if checkpoint.best is None:

@@ -44,10 +44,10 @@ KNOWN_BY_WEIGHTS = {"temperature": ("temperature", "init_scale"), "init_bias": (
 UNTRACED = 4  # steps before those that profile=N traces: they start the loader and choose kernels
 
 
-def _tower(key: str, kind: str, ours: type[StrEnum], own: Mapping[str, Any]) -> str:
+def _tower_kind(key: str, kind: str, ours: type[StrEnum], own: Mapping[str, Any]) -> str:
     """Return the member of `ours` that `kind` names, or `kind` if a plugin has added it. Raises ConfigError otherwise.
 
-    key: the configuration key, for the message. own: the towers of plugins.
+    key: the configuration key, for the message. own: the towers of plugins, by kind.
     """
     if kind not in [*ours, *own]:
         choices = f"{nearest(kind, ours)} Choices: {', '.join([*ours, *own])}, or of your own: plugins=[MODULE]"
@@ -57,6 +57,8 @@ def _tower(key: str, kind: str, ours: type[StrEnum], own: Mapping[str, Any]) -> 
 
 @dataclass
 class RunConfig:
+    """Where a run is written (keys run.*), and what it finds in its data and writes itself."""
+
     name: str | None = described(None, "folder of the run; null: <experiment>-<hash of keys that change the weights>")
     dir: str = described("runs", "where run folders are")
     classes: list[str] | None = described(None, "task=labelled: names of the classes, which the run finds and writes")
@@ -71,6 +73,8 @@ class RunConfig:
 
 @dataclass
 class ImageTowerConfig:
+    """Options of the image tower (keys model.image.*). Raises ConfigError for an unknown `kind`."""
+
     kind: str = described(ImageTower.open_clip, f"source of the image tower: {', '.join(ImageTower)} or a plugin")
     name: str | None = described(None, "model of open_clip (null: model.name), timm or transformers (name or folder)")
     pretrained: str | None = described(None, "weights: a file, folder or published name; null: model.pretrained")
@@ -91,11 +95,13 @@ class ImageTowerConfig:
     lora_targets: list[str] | None = described(None, "modules that get adapters; null: all linear ones of attentions")
 
     def __post_init__(self) -> None:
-        self.kind = _tower("model.image.kind", self.kind, ImageTower, OWN_IMAGE_TOWERS)
+        self.kind = _tower_kind("model.image.kind", self.kind, ImageTower, OWN_IMAGE_TOWERS)
 
 
 @dataclass
 class TextTowerConfig:
+    """Options of the text tower (keys model.text.*). Raises ConfigError for an unknown `kind`."""
+
     kind: str = described(TextTower.open_clip, f"source of the text tower: {', '.join(TextTower)} or a plugin")
     name: str | None = described(None, "a name, a folder, or of transformers pkg:PACKAGE/FOLDER; null: model.name")
     pretrained: str | None = described(None, "open_clip weights; null: model.pretrained")
@@ -115,11 +121,13 @@ class TextTowerConfig:
     lora_targets: list[str] | None = described(None, "modules that get adapters; null: the projections of attentions")
 
     def __post_init__(self) -> None:
-        self.kind = _tower("model.text.kind", self.kind, TextTower, OWN_TEXT_TOWERS)
+        self.kind = _tower_kind("model.text.kind", self.kind, TextTower, OWN_TEXT_TOWERS)
 
 
 @dataclass
 class ModelConfig:
+    """Options of the towers of a run (keys model.*)."""
+
     name: str | None = described("ViT-B-32", "open_clip model of both towers: a name, FOLDER, .json or hf-hub:ORG/NAME")
     pretrained: str | None = described(None, "open_clip weights for both towers: a file or a published name")
     activation: Activation = described(Activation.published, "open_clip: as the weights' tag says; model: as its name")
@@ -148,6 +156,8 @@ class ModelConfig:
 
 @dataclass
 class OptimConfig:
+    """Options of the optimiser, the learning rate and skipped steps (keys optim.*)."""
+
     name: str = described("adamw", "optimiser: adamw, or a name of timm.optim.list_optimizers(), e.g. lion, lamb, muon")
     options: dict[str, Any] = described({}, "other arguments of a timm optimiser, e.g. optim.options.betas=[0.9,0.99]")
     lr: float = described(5e-4, "peak learning rate", above=0)
@@ -173,6 +183,8 @@ class OptimConfig:
 
 @dataclass
 class TargetConfig:
+    """Options of the target network (keys target.*), see step/target.py."""
+
     kind: TargetKind = described(
         TargetKind.none, "targets of a side: the other side, detached (none), or as embedded by a copy or ema of towers"
     )
@@ -183,6 +195,8 @@ class TargetConfig:
 
 @dataclass
 class DistConfig:
+    """Options of work on several ranks (keys dist.*): sharding, timeouts, checks between ranks."""
+
     name: Parallel = described(
         Parallel.ddp, "every rank has all weights (ddp), a part of each (fsdp2), or a part within its machine (hsdp)"
     )
@@ -204,12 +218,17 @@ class DistConfig:
 
     @property
     def seconds_to_start(self) -> float:
-        """Seconds that processes may take to join, and that a collective may wait until the first step has ended."""
+        """Seconds that processes may take to join, and that a collective may wait until the first step has ended.
+
+        dist.start_timeout, or without it dist.timeout, but 600 at least.
+        """
         return self.start_timeout or max(self.timeout, 600.0)
 
 
 @dataclass
 class TrackingConfig:
+    """Options of what a run logs and of its trackers (keys tracking.*)."""
+
     wandb: Wandb = described(
         Wandb.auto, "online, offline, disabled, or auto: as WANDB_MODE says, else online with an API key, else disabled"
     )
@@ -222,6 +241,8 @@ class TrackingConfig:
 
 @dataclass
 class ResumeConfig:
+    """Options of how a run goes on (keys resume.*)."""
+
     mode: str = described(
         "auto", "auto (the run's newest checkpoint), never, or a checkpoint or RUN@best to begin at. Short: resume=…"
     )
@@ -234,6 +255,12 @@ class ResumeConfig:
 
 @dataclass
 class TrainConfig:
+    """The configuration of a training run. `compose_config` (cli/compose.py) makes it from the command line.
+
+    objective: an instance of an options class of OBJECTIVES (losses/options/registry.py). Values are checked by
+    `check_limits` and `check_values`, not by the constructor.
+    """
+
     task: Task = described(
         Task.image_text, "images and texts, questions and passages, two views of each, classes, or items in sequences"
     )
@@ -282,7 +309,7 @@ class TrainConfig:
 
     @property
     def planned(self) -> bool:
-        """Whether any key of `plan` is set: then the command prints a plan of the run and trains nothing."""
+        """Whether any key of `plan` differs from its default: then the command prints a plan, and trains nothing."""
         return self.plan != PlanConfig()
 
     @property

@@ -34,20 +34,22 @@ OWN_INPUTS = {Task.sequence: "sequences", Task.language_model: "log-likelihoods"
 def validate(config: TrainConfig, world_size: int) -> None:
     """Raise ConfigError for required values that are missing, and for all that `check_values` refuses.
 
-    world_size: the number of training processes on all machines together.
+    Required are data.train, and steps or epochs. world_size: the number of training processes on all machines together.
     """
     raise_broken(chain(_missing(config), _broken(config, world_size)))
 
 
 def check_values(config: TrainConfig, world_size: int = 1) -> None:
-    """Raise ConfigError for values and combinations that cannot work; the message names the keys and the fix.
+    """Raise ConfigError for values and combinations that cannot work.
 
-    world_size: as for `validate`.
+    The message has a line for each of the first five, with the keys and the fix. Values that are missing are not
+    refused. No file is read. world_size: as for `validate`.
     """
     raise_broken(_broken(config, world_size))
 
 
 def _missing(config: TrainConfig) -> Iterator[str]:
+    """Yield an error message for each required value that is missing."""
     if config.data.train is None:
         yield "data.train is missing: give shards, e.g. data.train=shards/train.tar, or experiment=emoji"
     if config.steps is None and config.epochs is None:
@@ -69,6 +71,7 @@ def _broken(config: TrainConfig, world_size: int) -> Iterator[str]:
 
 
 def _general_rules(config: TrainConfig, world_size: int) -> Iterator[str]:
+    """Yield an error message for each broken rule of run.*, model.*, data.augment, profile, and limits of numbers."""
     steps, size, model, profile = config.steps, config.global_batch_size, config.model, config.profile
     folder = Path(os.path.expanduser(config.run.name or "run"))
     if folder.is_absolute() or ".." in folder.parts or not folder.parts:
@@ -99,6 +102,7 @@ def _general_rules(config: TrainConfig, world_size: int) -> Iterator[str]:
 
 
 def _length_rules(config: TrainConfig) -> Iterator[str]:
+    """Yield an error message for an impossible optim.warmup or optim.cooldown, and unknown names in from_weights."""
     steps, optim = config.steps, config.optim
     if optim.warmup >= 1 and isinstance(optim.warmup, float):
         yield f"optim.warmup={optim.warmup}: steps are a whole number, and a share of the run is below 1"
@@ -109,6 +113,7 @@ def _length_rules(config: TrainConfig) -> Iterator[str]:
 
 
 def _stream_rules(config: TrainConfig) -> Iterator[str]:
+    """Yield an error message for each key that data.mode=stream excludes, or that only it reads."""
     data, objective = config.data, config.objective
     if data.mode is not Mode.stream:
         if data.id_key is not None:
@@ -135,6 +140,7 @@ def _stream_rules(config: TrainConfig) -> Iterator[str]:
 
 
 def _sharding_rules(config: TrainConfig) -> Iterator[str]:
+    """Yield an error message for each key that cannot go with sharded towers (dist.name=fsdp2, hsdp)."""
     dist, optimizer = config.dist, config.optim.name
     start, way_out = f"dist.name={dist.name}", "Take dist.name=ddp, or"
     if dist.name is Parallel.ddp:

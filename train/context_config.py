@@ -1,5 +1,7 @@
-"""The keys model.context.*: the network of task=sequence that embeds the items up to each step as one vector, a
-context. Does not import torch."""
+"""The keys model.context.*: the network of task=sequence that embeds the items up to each step as one vector.
+
+This vector is called a context. Does not import torch.
+"""
 
 from dataclasses import dataclass
 from enum import StrEnum

@@ -27,6 +27,8 @@ Gpu = StrEnum("Gpu", list(KINDS))
 
 @dataclass
 class PlanConfig:
+    """Options of a plan (keys plan.*). One that differs from its default makes the command plan, and not train."""
+
     on: bool = described(False, "print what the run takes, and train nothing. Short: plan=true")
     gpus: int | None = described(
         None, "number of GPUs of the plan, one a process; null: those of this job", least=1, most=1 << 20

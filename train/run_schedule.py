@@ -7,7 +7,10 @@ from dyad.train.config import TrainConfig
 
 
 def total_steps(config: TrainConfig, steps_per_epoch: int) -> int:
-    """Return a run's number of optimiser steps: config.steps, or else config.epochs · steps_per_epoch, rounded up."""
+    """Return a run's number of optimiser steps: config.steps, or else config.epochs · steps_per_epoch, rounded up.
+
+    If neither is set, it is 0.
+    """
     return config.steps or math.ceil((config.epochs or 0) * steps_per_epoch)
 
 
@@ -38,10 +41,12 @@ class RunSchedule:
         return step == self.total_steps or (every > 0 and step % every == 0)
 
     def logs(self, step: int) -> bool:
-        """Whether metrics are logged after `step` finished steps: after the first, the last, and every `log_every`."""
+        """Whether metrics are logged after `step` finished steps: after step 1, the last, and every `log_every`."""
         return step == 1 or self.due(step, self.log_every)
 
     def next_save(self, step: int) -> int:
-        """Return when the next checkpoint is due, in finished steps, if `step` steps are finished now: at the next
-        multiple of save_every, or at total_steps if that is earlier."""
+        """Return when the next checkpoint is due, in finished steps, if `step` steps are finished now.
+
+        It is the next multiple of save_every, or total_steps if that is earlier.
+        """
         return min((step // self.save_every + 1) * self.save_every, self.total_steps)

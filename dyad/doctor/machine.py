@@ -112,14 +112,14 @@ def devices(precision: str) -> Iterator[Finding]:
     """
     import torch
 
-    from dyad.train.distributed.devices import cuda_usable, gpu_problem, gpus_hidden, shown_gpu
+    from dyad.train.distributed.devices import cuda_usable, describe_first_gpu, gpu_problem, gpus_hidden
 
     if cuda_usable():
         yield from _gpus(precision)
         return
     if problem := gpu_problem():
         yield fail("devices", *problem)
-    elif gpus_hidden() and shown_gpu():
+    elif gpus_hidden() and describe_first_gpu():
         yield ok("devices", "CUDA_VISIBLE_DEVICES hides the GPUs: the CPU trains")
     else:
         yield ok("devices", f"no GPU: torch {torch.__version__} on {available_cores()} cores")

@@ -15,7 +15,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from dyad.data.base.errors import ConfigError
 from dyad.evaluation.load_run import LoadedModel, find_run, load_on_all, load_run, read_config, run_folder_of
-from dyad.train.cli.compose import typed
+from dyad.train.cli.compose import to_train_config
 from dyad.train.config import Task, TrainConfig
 from dyad.train.losses import OBJECTIVES
 from dyad.train.run_folder.folder import all_keys
@@ -107,7 +107,7 @@ def _found(task: Task, keys: Mapping[str, Any], folder: str) -> FoundModel:
     try:
         for key, value in {**keys, **{key: value for key, value in saved.items() if key in KEPT}}.items():
             OmegaConf.update(schema, key, value)
-        config = typed(schema)
+        config = to_train_config(schema)
     except (OmegaConfBaseException, AttributeError, TypeError, ValueError) as error:
         reason = " ".join(str(error).split())[:200]
         raise ConfigError(f"{folder}/{SETTINGS} is not of an export of this version: {reason}") from error

@@ -11,7 +11,7 @@ from dyad.data.base.errors import ConfigError, nearest
 from dyad.data.base.files import leads_inside
 from dyad.data.base.plugins import plugins_needed
 from dyad.data.base.progress import print_once
-from dyad.train.cli.compose import typed
+from dyad.train.cli.compose import to_train_config
 from dyad.train.config import TrainConfig
 from dyad.train.losses import OBJECTIVES
 from dyad.train.run_folder.folder import saved_config, without_best
@@ -142,7 +142,7 @@ def read_config(run: Path) -> TrainConfig:
     hint = plugins_needed([str(name) for name in names] if isinstance(names, list) else [])
     try:
         objective = OmegaConf.merge(OmegaConf.structured(OBJECTIVES[saved.objective.name]), saved.objective)
-        return typed(OmegaConf.merge(OmegaConf.structured(TrainConfig), saved, {"objective": objective}))
+        return to_train_config(OmegaConf.merge(OmegaConf.structured(TrainConfig), saved, {"objective": objective}))
     except (OmegaConfBaseException, LookupError, AttributeError, TypeError, ValueError) as error:
         reason = "no objective " * isinstance(error, KeyError) + " ".join(str(error).split())[:200]
         raise ConfigError(f"{run}/config.yaml is not a configuration of this version: {reason}.{hint}") from error

@@ -21,11 +21,11 @@ def check_arguments(arguments: list[str]) -> Path | None:
     for --cfg job and --cfg runs, which print the configuration or the runs and train nothing. Raises ConfigError if
     training would refuse the arguments.
     """
-    from dyad.train.cli.command_line import read_line
+    from dyad.train.cli.command_line import parse_command_line
     from dyad.train.cli.compose import compose_config, preview
     from dyad.train.run_folder.folder import run_folder
 
-    line = read_line(arguments)
+    line = parse_command_line(arguments)
     if line.show:
         for own in line.runs():
             preview(own)
@@ -63,7 +63,7 @@ def check(config: TrainConfig) -> None:
     Of a plan (keys plan.*) without plan.dry_run, only the values are checked, and task=sequence is refused. Raises too
     if the run folder has a run of another configuration (see `check_run`).
     """
-    from dyad.train.cli.also import auxiliary_configs, refuse_lost
+    from dyad.train.cli.also import auxiliary_configs, refuse_keys_of_shared_towers
     from dyad.train.config import Task
     from dyad.train.config_rules import check_values
     from dyad.train.run_folder.folder import check_run
@@ -81,7 +81,7 @@ def check(config: TrainConfig) -> None:
     for name, auxiliary in auxiliary_configs(config).items():
         try:
             _check_loss(auxiliary)
-            refuse_lost(config, auxiliary)
+            refuse_keys_of_shared_towers(config, auxiliary)
         except ConfigError as error:
             raise ConfigError(f"also.{name}: {error}") from error
     check_tracking(config.tracking)

@@ -6,7 +6,7 @@ from dyad.data.shards.index import index_shards
 from dyad.run.checks import training_files
 from dyad.train.cli.also import auxiliary_configs
 from dyad.train.config import TrainConfig
-from dyad.train.distributed.agreement import is_first_of_machine, machine, only_on
+from dyad.train.distributed.agreement import is_first_of_machine, machine_index_and_count, only_on
 from dyad.train.distributed.world import World
 
 LARGE = (".tar", ".jsonl")  # other formats are small, or are converted when they are opened
@@ -20,7 +20,7 @@ def index_shares(config: TrainConfig, world: World) -> None:
     a cache of indexes, each indexes the remaining shards when it opens the data. Raises the errors of `index_shards` on
     all ranks.
     """
-    number, count = machine(world)
+    number, count = machine_index_and_count(world)
     own = (config, *auxiliary_configs(config).values())
 
     def index() -> None:

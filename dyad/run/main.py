@@ -26,10 +26,10 @@ def main() -> None:
         print(help_text())
         return
     STARTUP.begin()
-    from dyad.train.cli.command_line import read_line
+    from dyad.train.cli.command_line import parse_command_line
     from dyad.train.cli.compose import compose_config, preview
 
-    line = read_line(arguments)
+    line = parse_command_line(arguments)
     runs = line.runs()
     if line.show == "job":
         print(printable("---\n".join(map(preview, runs))), end="")
@@ -80,10 +80,10 @@ def train_or_plan(config: TrainConfig) -> None:
     from dyad.run.train_run import train_run
     from dyad.train.distributed.devices import chosen_kernels
     from dyad.train.distributed.failures import process_group
-    from dyad.train.monitor.postmortem import name_flight_records
+    from dyad.train.monitor.postmortem import enable_flight_recorder
 
     if config.tracking.postmortem:
-        name_flight_records(run_folder(config))
+        enable_flight_recorder(run_folder(config))
     group = process_group(config.dist.seconds_to_start)
     with group as world, explain_device_errors(config, world), chosen_kernels(config.deterministic):
         train_run(world, config)

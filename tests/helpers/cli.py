@@ -131,7 +131,7 @@ def warm() -> None:
     for module in HEAVY:
         import_module(module)
     compose = sys.modules["dyad.train.cli.compose"]
-    compose.register(tuple(compose.OBJECTIVES))
+    compose.register_schemas(tuple(compose.OBJECTIVES))
     compose.compose_config(["experiment=emoji_scratch"])  # the first takes twice as long as the next: Hydra's grammar
     sys.modules["hydra.core.plugins"].Plugins.instance()  # looks for its plugins once
     share_tables(sys.modules["open_clip.tokenizer"].SimpleTokenizer)

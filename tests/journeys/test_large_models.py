@@ -16,7 +16,7 @@ from sentence_transformers import SentenceTransformer
 import dyad
 from dyad.plan.plan import RunPlan
 from dyad.plan.towers import nbytes
-from dyad.train.cli.command_line import read_line
+from dyad.train.cli.command_line import parse_command_line
 from dyad.train.cli.compose import compose_config
 
 # Of Qwen3-Embedding-8B, with 2 of its 36 layers; 193 million weights each, and 1.2 million of adapters
@@ -77,7 +77,7 @@ def test_texts_of_a_decoder_end_with_their_token_in_training_and_in_its_export(
 @pytest.mark.parametrize("model", PUBLISHED)
 def test_published_embedders_compose(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    words = read_line(["experiment=llm_embedder", f"model.text.name={model}", "data.train=train.jsonl"]).words
+    words = parse_command_line(["experiment=llm_embedder", f"model.text.name={model}", "data.train=train.jsonl"]).words
     config = compose_config(words)
     assert (config.model.text.name, config.model.text.pooling.name, config.dist.name.name) == (model, "last", "fsdp2")
     assert config.data.question.prefix.endswith("\nQuery:") and config.data.question.length == 512
@@ -89,7 +89,7 @@ def test_layers_of_an_embedder_of_8_billion_weights_are_planned(tmp_path: Path) 
     settings.write_text(json.dumps({**json.loads(settings.read_text()), **WIDE, "layer_types": None}))
     cluster = ["plan.gpus=8", "plan.gpu=h100", "steps=100", "epochs=null", "data.train=train.jsonl"]
     words = ["experiment=llm_embedder", f"model.text.name={tmp_path}/8B", *cluster]
-    plan = RunPlan(compose_config(read_line(words).words))
+    plan = RunPlan(compose_config(parse_command_line(words).words))
     assert plan.towers.weights / 4e6 == pytest.approx(2 * 193 + 621 + 2 * 1.2, rel=0.01)
     assert plan.towers.moments / nbytes(plan.towers.trained) == pytest.approx(2, rel=0.01)
     stays, _ = plan.memory(plan.pairs, plan.chunk)

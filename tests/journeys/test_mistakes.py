@@ -9,7 +9,7 @@ from omegaconf import OmegaConf
 from dyad.data.base.errors import ConfigError
 from dyad.evaluation.load_run import read_config
 from dyad.run.checks import check, check_arguments
-from dyad.train.cli.compose import compose_config, groups, keys, preview, typed, words_for
+from dyad.train.cli.compose import compose_config, groups, keys, preview, to_train_config, words_for
 from dyad.train.cli.synonyms import ADVICE, SYNONYMS
 from dyad.train.cli.unread_keys import READ_ONLY_WITH, refuse_unread
 from dyad.train.run_folder.folder import by_section, maths_keys, open_run, run_folder
@@ -293,7 +293,7 @@ def test_a_prefix_from_a_file_is_read_as_it_stands() -> None:
     """Runs of other ages have these letters in config.yaml."""
     saved = OmegaConf.structured(compose_config(["experiment=topics"]))
     saved.data.passage.prefix = r"\nabla \\t"
-    assert typed(saved).data.passage.prefix == r"\nabla \\t"
+    assert to_train_config(saved).data.passage.prefix == r"\nabla \\t"
 
 
 def test_what_other_trainers_call_a_key_is_a_key_here() -> None:

@@ -36,7 +36,7 @@ from dyad.data.base.command_line import parse_options, split_arguments
 from dyad.data.base.errors import ConfigError
 from dyad.data.cli.main import VERBS, parse_verb
 from dyad.eval.config import CompareCommand, EvalCommand, MineCommand, ReportCommand, ScoreCommand
-from dyad.train.cli.command_line import read_line
+from dyad.train.cli.command_line import parse_command_line
 from dyad.train.cli.compose import compose_config, keys
 from dyad.train.config_rules import check_values
 from dyad.train.losses import OBJECTIVES
@@ -87,7 +87,7 @@ def compose(command: str) -> bool:
         options = split_arguments(words)[1] if found["name"] == "compare" else words  # it takes folders, too
         parse_options(OPTIONS[found["name"]], options, found["name"])
     else:
-        line = read_line([word for word in words if word != "--dry-run"])
+        line = parse_command_line([word for word in words if word != "--dry-run"])
         for run in line.runs():
             checked(tuple(word for word in run if not word.startswith("run.name=")))
     return True

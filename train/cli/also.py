@@ -29,10 +29,12 @@ _last: list[tuple[TrainConfig, dict[str, TrainConfig]]] = []  # a start asks fou
 
 
 def auxiliary_configs(config: TrainConfig) -> dict[str, TrainConfig]:
-    """Return name → the configuration of each auxiliary loss of a run.
+    """Return name → the configuration of each auxiliary loss of a run; {} without also.NAME.
 
-    Raises ConfigError, naming also.NAME, for arguments that a run would refuse, and for those that an auxiliary loss
-    cannot have.
+    It is the run's configuration, changed by the arguments of also.NAME. Calls in a row with an equal configuration
+    return the same objects: do not change them. Raises ConfigError, naming also.NAME, for arguments that cannot be
+    composed or would not be read, and for what an auxiliary loss cannot have. Rules of values are left to
+    `check_values`.
     """
     if not config.also:
         return {}
@@ -41,11 +43,12 @@ def auxiliary_configs(config: TrainConfig) -> dict[str, TrainConfig]:
     return dict(_last[0][1])
 
 
-def refuse_lost(config: TrainConfig, own: TrainConfig) -> None:
-    """Raise ConfigError for keys of model.* that an auxiliary loss sets for towers of the run, where they are lost.
+def refuse_keys_of_shared_towers(config: TrainConfig, own: TrainConfig) -> None:
+    """Raise ConfigError for keys of model.* that an auxiliary loss sets for a tower of the run, which ignores them.
 
-    config: of the run. own: of the auxiliary loss. Its image tower is that of the run if the run has one, its text
-    tower likewise. Of a loss with both towers, one with another kind or name than that of the run is its own.
+    config: that of the run. own: that of the auxiliary loss. A loss with images or texts alone shares the run's tower
+    of that kind, if the run has one. A loss with both shares a tower only if it has the kind and name of the run's.
+    Keys of OF_LOSS, which change the loss itself, are never refused.
     """
     both = own.has_images and own.has_texts
 
@@ -67,6 +70,7 @@ def refuse_lost(config: TrainConfig, own: TrainConfig) -> None:
 
 
 def _composed(config: TrainConfig) -> dict[str, TrainConfig]:
+    """Return what `auxiliary_configs` returns, composed anew."""
     found: dict[str, TrainConfig] = {}
     run, evaluation = replace(config.run, classes=None, prompts=None, inputs=None), replace(config.eval, suite=[])
     # without the recipe, whose options of its objective another objective may not have
@@ -81,6 +85,12 @@ def _composed(config: TrainConfig) -> dict[str, TrainConfig]:
 
 
 def _auxiliary_config(config: TrainConfig, run_words: list[str], name: str, words: list[str]) -> TrainConfig:
+    """Compose the configuration of the auxiliary loss also.`name` from `run_words` and its own arguments `words`.
+
+    run_words: key=value arguments that compose to `config`, that of the run. Raises ConfigError for a name that is
+    invalid or taken, a key outside OWN, a key that the loss would not read, and options that only the run's loss may
+    have.
+    """
     own = [word.partition("=")[0] for word in words]
     if not re.fullmatch(r"[a-z][a-z0-9_]*", name) or name in (*TAKEN, config.task):
         taken = " and ".join([*TAKEN, config.task])

@@ -43,7 +43,7 @@ class CommandLine:
         return [list(words) for words in itertools.product(*map(_swept, self.words))]
 
 
-def read_line(arguments: Sequence[str]) -> CommandLine:
+def parse_command_line(arguments: Sequence[str]) -> CommandLine:
     """Parse the arguments of a `python -m train` command. The flags -m, --cfg and --resolve may stand anywhere.
 
     Unknown flags stay in `words` of the result; composing the configuration refuses them. Raises ConfigError for a
@@ -68,7 +68,7 @@ def read_line(arguments: Sequence[str]) -> CommandLine:
         each = LAUNCHERS.get(launcher, LAUNCHERS["joblib"])
         fix = f"python -m train -m {shlex.join(words)} --cfg runs | xargs -r -L1 {each}"
         raise ConfigError(f"hydra/launcher={launcher}: Hydra's launchers are not used. Write:  {fix}")
-    return CommandLine(in_full(words), sweep, show)
+    return CommandLine(expand_short_keys(words), sweep, show)
 
 
 def _swept(word: str) -> list[str]:
@@ -79,7 +79,7 @@ def _swept(word: str) -> list[str]:
     """
     if word.startswith("-") or "=" not in word:
         return [word]
-    override = parsed(word)
+    override = parse_argument(word)
     if not override.is_sweep_override():
         return [word]
     try:
@@ -88,14 +88,20 @@ def _swept(word: str) -> list[str]:
         raise ConfigError(f"'{word}': a sweep is written key=a,b,c or key=range(1,4)") from error
 
 
-def in_full(arguments: Iterable[str]) -> list[str]:
-    """Return the arguments with the short keys `resume` and `plan` written in full, resume.mode and plan.on."""
+def expand_short_keys(arguments: Iterable[str]) -> list[str]:
+    """Return the arguments with the short keys `resume` and `plan` written in full, resume.mode and plan.on.
+
+    Longer keys, such as resume.allow_batch_change, and all other arguments stay as they are.
+    """
     full = {"resume": "resume.mode", "plan": "plan.on"}
     return [re.sub(r"^(resume|plan)(?==|$)", lambda found: full[found[1]], argument) for argument in arguments]
 
 
-def parsed(word: str) -> Override:
-    """Parse one key=value argument with Hydra. If Hydra cannot, raises ConfigError that shows how to quote it."""
+def parse_argument(word: str) -> Override:
+    """Parse one argument, such as key=value or ~key, with Hydra, and return Hydra's Override.
+
+    If Hydra cannot, raises ConfigError that shows how to quote the value.
+    """
     try:
         return OverridesParser.create().parse_override(word)
     except HydraException as error:

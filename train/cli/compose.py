@@ -23,7 +23,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from dyad.data.base.errors import ConfigError, nearest
 from dyad.data.base.limits import check_limits
-from dyad.train.cli.command_line import in_full, parsed
+from dyad.train.cli.command_line import expand_short_keys, parse_argument
 from dyad.train.cli.presets import (
     CONFIG_DIR,
     OWN,
@@ -54,7 +54,7 @@ UNQUOTED = re.compile(r"[\w./:@+-]+|\[[\w.,+-]*\]")  # values that Hydra's gramm
 
 
 @cache
-def register(objectives: tuple[str, ...]) -> None:
+def register_schemas(objectives: tuple[str, ...]) -> None:
     """Store the schemas of TrainConfig and of the options of `objectives`, names of OBJECTIVES, in Hydra's ConfigStore.
 
     Also makes Hydra share this store in place of copying it. A second call with the same names does nothing.
@@ -70,8 +70,8 @@ def register(objectives: tuple[str, ...]) -> None:
 def keys(config: Any = None, prefix: str = "") -> Iterator[tuple[str, Any, str]]:
     """Yield (dotted key, default, help text) of every field of the dataclass `config`, TrainConfig if None.
 
-    Nested dataclasses are included, and in TrainConfig the options of every objective, so a key that several objectives
-    have comes several times. prefix: put before every key, e.g. "objective.".
+    config: a class. Nested dataclasses are included, and in TrainConfig the options of every objective, so a key that
+    several objectives have comes several times. prefix: put before every key, e.g. "objective.".
     """
     for f in fields(config or TrainConfig):
         if f.name == "objective" and not prefix:
@@ -87,13 +87,15 @@ def keys(config: Any = None, prefix: str = "") -> Iterator[tuple[str, Any, str]]
 def compose_config(overrides: Sequence[str]) -> TrainConfig:
     """Compose the configuration from its defaults and `overrides`, the key=value arguments of the command line.
 
-    Raises ConfigError for an unknown key, group choice or value; the message suggests the nearest valid name.
+    Import plugins before. May download files of a published text model (`take_start_defaults`). Raises ConfigError for
+    an unknown key or group choice, and for a value of the wrong type or outside its limits; the message suggests the
+    nearest valid name. Combinations of values are not checked: `validate` (config_rules.py) does that.
     """
-    return typed(_composed(overrides), overrides)
+    return to_train_config(_composed(overrides), overrides)
 
 
 def words_for(config: TrainConfig) -> list[str]:
-    """Return a short list of key=value arguments that compose to `config`.
+    """Return a short list of key=value arguments that compose to `config`, but for credentials, which are redacted.
 
     First comes experiment=NAME, or task=NAME if `config` has no experiment that is a preset or a file. Then
     objective=NAME, if the first argument alone would choose another objective. Then key=value for each key that these
@@ -117,7 +119,7 @@ def _changed_words(config: TrainConfig, composed: TrainConfig) -> list[str]:
     """Return key=value, with the value in `config`, for each key but experiment whose value differs in `composed`."""
     there = {**all_keys(composed), "experiment": config.experiment}
     changed = {key: value for key, value in all_keys(config).items() if there.get(key) != value}
-    return [f"{key}={as_argument(_prefixes(key, value, _escaped))}" for key, value in changed.items()]
+    return [f"{key}={as_argument(_change_prefixes(key, value, _escaped))}" for key, value in changed.items()]
 
 
 def as_argument(value: Any) -> str:
@@ -130,16 +132,16 @@ def as_argument(value: Any) -> str:
     return text if UNQUOTED.fullmatch(text) else QuotedString(text, Quote.double).with_quotes()
 
 
-def _prefixes(key: str, value: Any, change: Callable[[str], str]) -> Any:
+def _change_prefixes(key: str, value: Any, change: Callable[[str], str]) -> Any:
     """Return `value`, the value of the dotted `key`, with `change` applied to each text whose key is in WITH_ESCAPES.
 
     Texts inside lists and mappings are changed too: the key of a text in a list is that of the list, the key of a text
     in a mapping is its name in the mapping.
     """
     if isinstance(value, Mapping):
-        return {name: _prefixes(name, item, change) for name, item in value.items()}
+        return {name: _change_prefixes(name, item, change) for name, item in value.items()}
     if isinstance(value, list):
-        return [_prefixes(key, item, change) for item in value]
+        return [_change_prefixes(key, item, change) for item in value]
     return change(value) if key in WITH_ESCAPES and isinstance(value, str) else value
 
 
@@ -160,8 +162,8 @@ def _unescaped(word: str) -> str:
     if key not in (*WITH_ESCAPES, "data.train"):
         return word
     quoted = value.startswith(("'", '"', "[", "{"))  # else Hydra takes two backslashes for one
-    typed_out = parsed(word if quoted else word.replace("\\\\", "\\" * 4)).value()
-    text = _prefixes(key, typed_out, lambda text: re.sub(r"\\[nt\\]", lambda found: ESCAPES[found[0]], text))
+    typed_out = parse_argument(word if quoted else word.replace("\\\\", "\\" * 4)).value()
+    text = _change_prefixes(key, typed_out, lambda text: re.sub(r"\\[nt\\]", lambda found: ESCAPES[found[0]], text))
     return word if text == typed_out else f"{key}={as_argument(text)}"
 
 
@@ -176,20 +178,21 @@ def preview(overrides: Sequence[str]) -> str:
     with _explain_errors(overrides):
         fill_defaults(config)
         if not OmegaConf.missing_keys(config):
-            check_values(typed(config, overrides))
+            check_values(to_train_config(config, overrides))
         return OmegaConf.to_yaml(config, resolve=True)
 
 
 def _composed(overrides: Sequence[str]) -> DictConfig:
     """Check the key=value arguments and let Hydra compose the configuration; ${…} in its values is not yet resolved.
 
-    Start defaults (`take_start_defaults`) are taken already. Raises ConfigError for an argument that is refused, for
-    plugins that a file names, and for any error of Hydra.
+    Start defaults (`take_start_defaults`) are taken already; keys of SentenceTransformer folders may have no value yet.
+    Clears Hydra's global state. Raises ConfigError for an argument that is refused, for plugins that a file names, and
+    for any error of Hydra.
     """
-    overrides = in_full(overrides)
+    overrides = expand_short_keys(overrides)
     recipe = recipe_of(overrides)
     _check_words(overrides, groups(recipe))
-    register(tuple(OBJECTIVES))
+    register_schemas(tuple(OBJECTIVES))
     if recipe is not None:
         store_recipe(recipe, overrides)
     GlobalHydra.instance().clear()
@@ -204,7 +207,7 @@ def _composed(overrides: Sequence[str]) -> DictConfig:
     return config
 
 
-def typed(config: Any, overrides: Sequence[str] = ()) -> TrainConfig:
+def to_train_config(config: Any, overrides: Sequence[str] = ()) -> TrainConfig:
     """Convert a composed OmegaConf configuration to a TrainConfig.
 
     First sets, in place, the keys that have no value yet (`fill_defaults`): to the value of the text tower's
@@ -241,8 +244,8 @@ def _explain_errors(overrides: Sequence[str]) -> Iterator[None]:
     try:
         yield
     except (HydraException, OmegaConfBaseException) as error:
-        cause = _first_cause(error, in_full(overrides))
-        raise ConfigError(cause.replace(f"experiment/{OWN}", str(recipe_of(in_full(overrides))))) from error
+        cause = _first_cause(error, expand_short_keys(overrides))
+        raise ConfigError(cause.replace(f"experiment/{OWN}", str(recipe_of(expand_short_keys(overrides))))) from error
 
 
 def _check_words(words: Sequence[str], choices: Mapping[str, Sequence[str]]) -> None:
@@ -264,7 +267,7 @@ def _check_words(words: Sequence[str], choices: Mapping[str, Sequence[str]]) -> 
             expanded = f"\nIf the shell expanded braces, quote them:  '{key}=\"dir/{{00..99}}.tar\"'"
             hint = expanded if "/" in value or ".tar" in value else " Say it once"
             raise ConfigError(f"{key} is given twice: {given[key]} and {value}.{hint}")
-        if parsed(word).is_sweep_override():
+        if parse_argument(word).is_sweep_override():
             several = f"{word}: several values are several runs, after -m. A list is written [a,b]. Write"
             raise ConfigError(f"{several}:  python -m train -m {shlex.join(words)}")
         _check_override(word, known, choices)

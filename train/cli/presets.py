@@ -28,8 +28,9 @@ PACKAGE = re.compile(r"#\s*@package\s+(\S+)")
 def groups(recipe: Path | None = None) -> dict[str, list[str]]:
     """Return group ("model", "data", "objective", …) → the names of its presets, sorted.
 
-    recipe: a recipe file of the user, whose presets in folders beside it are added at the end. The group "local", for
-    optional settings of one machine (configs/local/), is left out.
+    recipe: a recipe file of the user, whose presets in folders beside it are added at the end; None: no such file. The
+    group "objective" has each objective by name, plugins' too, beside its presets. The group "local", for optional
+    settings of one machine (configs/local/), is left out.
     """
     found = {d.name: sorted(f.stem for f in d.glob("*.yaml")) for d in sorted(CONFIG_DIR.iterdir()) if d.is_dir()}
     found["objective"] = sorted([*OBJECTIVES, *found["objective"]])
@@ -40,7 +41,8 @@ def groups(recipe: Path | None = None) -> dict[str, list[str]]:
 def recipe_of(words: Sequence[str]) -> Path | None:
     """Return the recipe file that an argument experiment=PATH.yaml names; None if there is no such argument.
 
-    words: key=value arguments. Raises ConfigError if the file does not exist or is a link that leads out of its folder.
+    words: key=value arguments. experiment=NAME, without the suffix of a file, names a preset. Raises ConfigError if the
+    file does not exist or is a link that leads out of its folder.
     """
     values = [word.partition("=")[2].strip("'\"") for word in words if word.partition("=")[0] == "experiment"]
     path = next((Path(value).expanduser() for value in values if value.endswith(SUFFIXES)), None)
@@ -109,12 +111,21 @@ def _beside(recipe: Path | None) -> list[tuple[str, Path]]:
 
 
 def _chosen_beside(recipe: Path, words: Sequence[str]) -> list[tuple[str, Path]]:
-    """Return those (group, path) of `_beside` whose file name, without suffix, stands in the defaults or in `words`."""
+    """Return those (group, path) of `_beside` that the recipe or an argument seems to name.
+
+    These are the presets whose file name without suffix is a whole word of the recipe's `defaults:` or of `words`, the
+    arguments of the command line. Raises ConfigError as `_checked` does for the recipe.
+    """
     wanted = f"{_checked(recipe).get('defaults')} {words}"
     return [(group, path) for group, path in _beside(recipe) if re.search(rf"\b{re.escape(path.stem)}\b", wanted)]
 
 
 def _checked(path: Path) -> dict[str, Any]:
+    """Read a recipe or preset, and return its nested keys, `defaults` included.
+
+    Raises ConfigError for a link out of its folder, a file that is not YAML of keys, ${…} that reads anything but a
+    key, and `defaults` that are no list of presets or name a group of Hydra.
+    """
     _refuse_link(path)
     tree = read_yaml(path)
     try:
@@ -124,14 +135,14 @@ def _checked(path: Path) -> dict[str, Any]:
     if "hydra" in str(tree.get("defaults", "")):
         raise ConfigError(f"{path}: defaults cannot name Hydra's own groups")
     entries = tree.get("defaults", [])
-    named = [word for each in entries for word in _words(each)] if isinstance(entries, list) else [None]
+    named = [word for each in entries for word in _named_in(each)] if isinstance(entries, list) else [None]
     if not all(isinstance(word, str) and len(word) <= LONGEST for word in named):
         raise ConfigError(f"{path}: defaults must be a list of presets, each as 'override /model: NAME'")
     return tree
 
 
-def _words(entry: Any) -> list[Any]:
-    """Return the group and preset that a mapping in `defaults:` names, without nulls; for any other entry, [entry]."""
+def _named_in(entry: Any) -> list[Any]:
+    """Return the keys and values of `entry`, a mapping in `defaults:`, without nulls; for any other entry, [entry]."""
     return [word for pair in entry.items() for word in pair if word is not None] if isinstance(entry, dict) else [entry]
 
 

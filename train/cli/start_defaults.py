@@ -31,12 +31,13 @@ model.text.from_scratch model.text.lora_rank model.text.lora_alpha model.text.lo
 def take_start_defaults(config: DictConfig, typed: Collection[str]) -> None:
     """Replace, in place, values of a composed configuration by those of the model folder or run that it starts from.
 
-    Only keys that the user did not set change. With init_from, the keys ARCHITECTURE and OPEN get the values of that
-    run. Else, if the user names the text model, keys that its SentenceTransformer folder sets become MISSING, so that
-    `fill_defaults` sets them. model.embed_dim becomes null if one model of transformers gives both towers and
-    projections. from_weights becomes the options of KNOWN_BY_WEIGHTS of which the user set no key. typed: the keys, and
-    sections of keys, that the user set. Raises ConfigError if the configuration of the run in init_from or the
-    config.json of such a model cannot be read.
+    Only keys that the user did not set change. With init_from, the keys ARCHITECTURE and OPEN (those that a
+    SentenceTransformer folder may set) get the values of that run. Else, if the user names the text model, keys that
+    its SentenceTransformer folder sets become MISSING, so that `fill_defaults` sets them; files of a published model
+    are downloaded for this, and a folder that cannot be used is passed over. model.embed_dim becomes null if one model
+    of transformers gives both towers and projections. from_weights becomes the options of KNOWN_BY_WEIGHTS of which the
+    user set no key. typed: the keys, and sections of keys, that the user set. Raises ConfigError if the configuration
+    of the run in init_from or the config.json of such a model cannot be read.
     """
 
     def is_open(key: str) -> bool:

@@ -22,11 +22,11 @@ BEAT_SECONDS = 0.5  # between two exchanges of codes while some ranks work and o
 def raise_on_all(world: World, work: Callable[[], T]) -> T:
     """Call work() and return its result on this rank; if it raised a UserError on any rank, raise on all ranks.
 
-    Every rank must call it, and communication between ranks inside `work` must be the same on every rank. All ranks
-    raise with the exit code of the lowest rank that failed; only the error of that rank has a message. A stop signal
-    (SIGTERM, SIGUSR1, SIGHUP) that a rank received before training began counts as an error of that rank (Preempted).
-    Errors other than UserError are let through on their rank alone. Raises DistError, without calling work(), if the
-    process group was aborted.
+    Every rank must call it, and communication between ranks inside `work` must be the same on every rank. The lowest
+    rank that failed raises its own error; every other rank raises a UserError without message, with the same exit code.
+    A stop signal (SIGTERM, SIGUSR1, SIGHUP) that a rank received before training began counts as an error of that rank
+    (Preempted). Another type of error is raised on its rank alone; the other ranks then wait until `report_failures`
+    (failures.py) ends them. Raises DistError, without calling work(), if the process group has failed or was aborted.
     """
     return _agree(world, *_attempt(world, work))
 
@@ -34,9 +34,9 @@ def raise_on_all(world: World, work: Callable[[], T]) -> T:
 def only_on(world: World, chosen: bool, work: Callable[[], T]) -> T | None:
     """Run `work` on the ranks that pass chosen=True while the others wait; the others get None.
 
-    Every rank must call it. `work` may take any time and must not communicate: every BEAT_SECONDS a thread of a working
-    rank tells the others that it lives, so that dist.timeout limits only how long a stopped process is waited for. An
-    error of any rank is raised on all ranks, as in raise_on_all.
+    Every rank must call it. `work` may take any time, longer than the timeout of collectives too, as a thread of each
+    working rank reports to the others every BEAT_SECONDS. So `work` must not communicate between ranks itself. An error
+    of any rank is raised on all ranks, as in raise_on_all.
     """
     if world.size == 1 or not chosen:
         return _agree(world, *_attempt(world, work if chosen else lambda: None))
@@ -48,7 +48,8 @@ def only_on(world: World, chosen: bool, work: Callable[[], T]) -> T | None:
 def from_rank_0(world: World, work: Callable[[], T]) -> T:
     """Run `work` on rank 0 and return its result, which must be small and picklable, on every rank.
 
-    Every rank must call it. An error of rank 0 is raised on all ranks, as in raise_on_all.
+    Every rank must call it. `work` may take any time and must not communicate, as in only_on. An error of rank 0 is
+    raised on all ranks, as in raise_on_all.
     """
     return broadcast_object(rank_0_only(world, work), world)  # type: ignore[return-value]  # rank 0 has it
 
@@ -82,11 +83,11 @@ def node_first(world: World, work: Callable[[], T]) -> T:
 
 
 def is_first_of_machine() -> bool:
-    """Whether this process has the lowest rank on its machine."""
+    """Whether this process has the lowest rank on its machine: LOCAL_RANK is 0, or unset without a launcher."""
     return os.environ.get("LOCAL_RANK", "0") == "0"
 
 
-def machine(world: World) -> tuple[int, int]:
+def machine_index_and_count(world: World) -> tuple[int, int]:
     """Return (the index of this machine, the number of machines of the job). Every rank must call it.
 
     Machines are counted from 0 in the order of their lowest ranks.
@@ -96,7 +97,10 @@ def machine(world: World) -> tuple[int, int]:
 
 
 def _in_turns(world: World, work: Callable[[], T], turn: int) -> T:
-    """Run `work` on the ranks of turn 0, then on those of turn 1, then of turn 2; return each rank's own result."""
+    """Run `work` on the ranks of turn 0, then on those of turn 1, then of turn 2; return each rank's own result.
+
+    turn: that of this rank. Every rank must call it.
+    """
     results = [only_on(world, turn == now, work) for now in range(3)]
     return results[turn]  # type: ignore[return-value]  # each rank has worked once
 
@@ -105,7 +109,7 @@ def _attempt(world: World, work: Callable[[], T]) -> tuple[T | None, UserError |
     """Call work() and return (its result, None), or (None, the UserError that it raised).
 
     If it raised none but a stop was requested before training, returns (None, Preempted()). Raises DistError, without
-    calling work(), if the process group was aborted.
+    calling work(), if the process group has failed or was aborted.
     """
     if world.is_broken():  # what went before may be undefined memory of an aborted collective: write none of it
         raise dist.DistError("the process group was aborted")
@@ -117,9 +121,9 @@ def _attempt(world: World, work: Callable[[], T]) -> tuple[T | None, UserError |
 
 
 def _agree(world: World, result: T | None, error: UserError | None) -> T:
-    """Return `result` if no rank passes an error; otherwise raise a UserError on all ranks.
+    """Return `result` if no rank passes an error; otherwise raise a UserError on all ranks, as in raise_on_all.
 
-    The exit code is that of the lowest rank with an error. Waits while other ranks are busy. Every rank must call it.
+    Waits while another rank is inside `_heartbeat`. Every rank must call it.
     """
     code = 0 if error is None else int(error.exit_code)
     while BUSY in (codes := _exchange_codes(world, code)):
@@ -144,7 +148,8 @@ def _exchange_codes(world: World, code: int) -> list[int]:
 def _heartbeat(world: World) -> Iterator[None]:
     """Context manager: tell the other ranks every BEAT_SECONDS that this rank still works.
 
-    The other ranks wait in `_exchange_codes`. A thread of this rank calls it too, with BUSY in place of an exit code.
+    The other ranks wait in `_agree`, which exchanges codes until no rank sends BUSY. A thread of this rank takes part
+    in these exchanges, with BUSY in place of an exit code.
     """
     over = Event()
 

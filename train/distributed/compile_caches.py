@@ -16,8 +16,9 @@ VARIABLES = {"TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton"
 def use_local_caches() -> None:
     """Set the environment variables of VARIABLES to folders for compiled kernels, unless the user has set them.
 
-    Child processes get the variables too. The folders are in dyad-<user id> in $TMPDIR or /tmp; or in dyad/compiled in
-    the user's cache (~/.cache) if another user could change the former or libraries could not be loaded from it.
+    Call it before torch.compile or Triton compile anything; child processes get the variables too. The folders are in
+    dyad-<user id> in $TMPDIR or /tmp, which is made; or in dyad/compiled in the user's cache (~/.cache) if another user
+    could change the former or libraries could not be loaded from it. Also switches torch's precompiled C++ headers off.
     """
     home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "dyad/compiled"
     folder = _private_folder(Path(tempfile.gettempdir())) or home
@@ -28,14 +29,14 @@ def use_local_caches() -> None:
 
 
 def describe_caches() -> str:
-    """Return a line that says where compiled kernels are kept."""
+    """Return a line that says where compiled kernels are kept. Raises KeyError before `use_local_caches` was called."""
     return f"compiled kernels are kept in {', '.join(f'{name}={os.environ[name]}' for name in VARIABLES)}"
 
 
 def _private_folder(parent: Path) -> Path | None:
     """Return the folder dyad-<user id> in `parent`, made if it does not exist.
 
-    Returns None if other users can read, write or replace it, or if `parent` is mounted with noexec.
+    Returns None if it cannot be made, if other users can read, write or replace it, or if `parent` is mounted noexec.
     """
     user, folder = os.getuid(), parent / f"dyad-{os.getuid()}"
     try:

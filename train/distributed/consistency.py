@@ -20,8 +20,8 @@ PACKAGE = Path(__file__).absolute().parents[2]  # the folder dyad, in which the 
 def check_same_config(world: World, facts: Mapping[str, object]) -> None:
     """Raise ConfigError on all ranks unless all ranks pass equal `facts` (name → value).
 
-    The values are compared as text; they are, for example, configuration keys, versions, and the digest of the code.
-    Rank 0 prints the error. Every rank must call it.
+    The values, for example of configuration keys or versions, are compared as text; a name that a rank does not pass
+    has the value "none". The message has the first name that differs; only rank 0 prints it. Every rank must call it.
     """
     facts_W = gather_objects({name: str(value) for name, value in facts.items()}, world)
     names = {name: None for facts_of_rank in facts_W for name in facts_of_rank}  # in order, without repeats
@@ -42,9 +42,11 @@ def check_same_config(world: World, facts: Mapping[str, object]) -> None:
 def check_same_weights(world: World, named: Mapping[str, Tensor], step: int, shards: int = 1) -> None:
     """Raise HardwareError on all ranks unless the tensors `named` (name → tensor) have the same bits on all ranks.
 
-    shards: how many ranks share one copy of the weights; then rank r is compared with r ± shards, r ± 2 shards, ….
-    Every rank must call it; rank 0 prints the error. step: number of finished steps, for the message. A rank sends one
-    int64 checksum if all ranks agree, and one per tensor if they do not.
+    named: at least one tensor, with the same names in the same order on all ranks; of a sharded tensor (DTensor), the
+    part of this rank. shards: how many ranks share one copy of the weights, a divisor of the number of ranks; then rank
+    r is compared with r ± shards, r ± 2 shards, …. step: number of finished steps, for the message. The error has the
+    differing ranks in `ranks`; only rank 0 prints it. Every rank must call it. A rank sends one int64 checksum if all
+    ranks agree, and one per tensor if they do not.
     """
     sums_n = torch.stack([bit_sum(tensor) for tensor in named.values()])
     # Odd weights 1, 3, 5, … are invertible modulo 2⁶⁴, so that a difference in one tensor always changes the digest.
@@ -77,8 +79,8 @@ def check_same_weights(world: World, named: Mapping[str, Tensor], step: int, sha
 def bit_sum(tensor: Tensor) -> Tensor:
     """Compute a checksum of a tensor's bits: the sum of its bytes, read as 8-byte integers, modulo 2⁶⁴, as 0-d int64.
 
-    The last bytes, fewer than 8, are added one by one. Integer sums are exact, so the order of summation on the device
-    does not matter.
+    The result is on the tensor's device. The last bytes, fewer than 8, are added one by one. Integer sums are exact, so
+    the order of summation on the device does not matter.
     """
     flat = tensor.detach().reshape(-1).view(torch.uint8)
     if flat.storage_offset() % 8:  # view(int64) needs an aligned start

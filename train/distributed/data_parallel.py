@@ -1,6 +1,7 @@
 """Data parallelism of the towers: gradients are averaged over ranks once per step, in a tower's last backward pass.
 
-Towers are wrapped in DistributedDataParallel, or sharded (sharding.py).
+Towers are wrapped in DistributedDataParallel (DDP) here, or were sharded before (FSDP2, sharding.py). With compile=true
+they also go through torch.compile here; a sharded tower has compiled layers instead.
 """
 
 import warnings
@@ -27,12 +28,12 @@ def wrap_towers_of_terms(
     losses: the towers of each loss. With one loss, its towers are wrapped as by `wrap_towers`, and the wrapped towers
     are also the modules. Towers of several losses may share weights: they stay unwrapped, and the only module is a
     wrapped nn.ModuleList of all towers, whose gradients `average_now` averages after the backward of the last loss.
-    compiled: whether to torch.compile the towers first.
+    compiled: whether to torch.compile the towers first, in place. Every rank must call it.
     """
     if len(losses) == 1:
         pair = wrap_towers(losses[0], compiled, world)
         return [pair], pair
-    whole = _wrapped(nn.ModuleList(_distinct(losses, compiled)), world)
+    whole = _wrapped(nn.ModuleList(_compile_distinct(losses, compiled)), world)
     return [(towers.x_tower, towers.y_tower) for towers in losses], [whole]
 
 
@@ -40,14 +41,18 @@ def wrap_towers(towers: TwoTower, compiled: bool, world: World) -> Pair:
     """Wrap the x and the y tower each in a DistributedDataParallel, and return (x tower, y tower).
 
     A shared tower is wrapped once. Sharded towers, towers without trainable parameters, and all towers of a single
-    process are returned unwrapped. compiled: whether to torch.compile them first.
+    process are returned unwrapped. compiled: whether to torch.compile the towers first, in place. Every rank must call
+    it: a wrapped tower gets the weights of rank 0, and its gradients are reset.
     """
-    found = {tower: _wrapped(tower, world) for tower in _distinct([towers], compiled)}
+    found = {tower: _wrapped(tower, world) for tower in _compile_distinct([towers], compiled)}
     return found[towers.x_tower], found[towers.y_tower]
 
 
-def _distinct(losses: Sequence[TwoTower], compiled: bool) -> list[nn.Module]:
-    """Return the towers of all losses, each shared tower once. compiled: whether to torch.compile them."""
+def _compile_distinct(losses: Sequence[TwoTower], compiled: bool) -> list[nn.Module]:
+    """If `compiled`, torch.compile the towers of all losses in place; return the towers, each shared tower once.
+
+    Compilation itself happens when a tower first runs. Sharded towers are not compiled here.
+    """
     found = list(dict.fromkeys(tower for towers in losses for tower in (towers.x_tower, towers.y_tower)))
     for tower in found:
         if compiled and not isinstance(tower, FSDPModule):  # a sharded tower has compiled layers
@@ -56,6 +61,7 @@ def _distinct(losses: Sequence[TwoTower], compiled: bool) -> list[nn.Module]:
 
 
 def _wrapped(tower: nn.Module, world: World) -> nn.Module:
+    """Return `tower` in a DistributedDataParallel, or itself if sharded, without trained weights, or with one rank."""
     trained = any(p.requires_grad for p in tower.parameters())
     if world.size == 1 or isinstance(tower, FSDPModule) or not trained:
         return tower
@@ -74,8 +80,8 @@ def _wrapped(tower: nn.Module, world: World) -> nn.Module:
 def no_gradient_sync(towers: Iterable[nn.Module]) -> Iterator[None]:
     """Context manager in which backward passes do not average gradients over ranks, except `backward` with last=True.
 
-    towers: modules as returned by `wrap_towers_of_terms`. A sharded tower averages none after the block either, until
-    the next `backward` with last=True.
+    towers: the modules that `wrap_towers_of_terms` returned second. A sharded tower does not average gradients after
+    the block either, until the next `backward` with last=True.
     """
     with ExitStack() as stack:
         for tower in towers:
@@ -91,9 +97,11 @@ def backward(
 ) -> None:
     """Propagate the gradients of embeddings back to the weights of the towers that made them.
 
-    towers: as returned by wrap_towers. embeddings: those of x and y that require gradients, (n, D). gradients: the
-    gradient of each, (n, D). last: whether this is the last backward of the step: then it averages the gradients over
-    ranks, even inside `no_gradient_sync`.
+    towers: the x tower and the y tower, as `wrap_towers` or `wrap_towers_of_terms` returned them. embeddings: those of
+    x and y that require gradients, (n, D). gradients: the gradient of each, (n, D). last: whether this is the last
+    backward of the step: then it averages the gradients of wrapped and sharded towers over ranks, even inside
+    `no_gradient_sync`, and every rank must call it. Gradients of towers of several losses, which are not wrapped one by
+    one, are left to `average_now`.
 
     DistributedDataParallel prepares the averaging in a forward, for the backward that follows. In a step with several
     chunks, forwards of other chunks may lie between the two, so the averaging is prepared explicitly here. A sharded
@@ -116,9 +124,10 @@ def backward(
 def average_now(towers: Iterable[nn.Module]) -> None:
     """Average the gradients of wrapped towers over ranks, by a backward of zeros. Every rank must call it.
 
-    DistributedDataParallel begins with one bucket and regroups the parameters after the first backward. The position in
-    a bucket decides how the sum over three or more ranks is rounded; without such a call before any step, the first
-    step of a resumed run would differ in the last bits from the same step of an uninterrupted run.
+    towers: modules, of which those that are not wrapped in DistributedDataParallel are passed over. `_wrapped` calls it
+    before any step too: DistributedDataParallel begins with one bucket and regroups the parameters after the first
+    backward, and the position in a bucket decides how the sum over three or more ranks is rounded. Without that call
+    the first step of a resumed run would differ in the last bits from the same step of an uninterrupted run.
     """
     for tower in towers:
         if isinstance(tower, DistributedDataParallel):

@@ -47,7 +47,7 @@ def gpu_problem() -> tuple[str, str] | None:
 
     There is no problem if torch can use a GPU, if the machine has no GPU, or if CUDA_VISIBLE_DEVICES hides all of them.
     """
-    if cuda_usable() or gpus_hidden() or not (gpu := shown_gpu()):
+    if cuda_usable() or gpus_hidden() or not (gpu := describe_first_gpu()):
         return None
     built = f"torch {torch.__version__}"
     cpus = "or train on CPUs: CUDA_VISIBLE_DEVICES="
@@ -58,10 +58,11 @@ def gpu_problem() -> tuple[str, str] | None:
     return f"{gpu}, but not for {built} of CUDA {torch.version.cuda}: {why}", f"{newer} for an older CUDA, {cpus}"
 
 
-def shown_gpu() -> str:
+def describe_first_gpu() -> str:
     """Return a text that names the first GPU of this machine; "" if there is none.
 
     It has the name and driver version as nvidia-smi prints them, or without nvidia-smi a device file, /dev/nvidia0.
+    CUDA_VISIBLE_DEVICES is not read, so the GPU may be hidden from torch.
     """
     query = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
     with suppress(OSError, subprocess.SubprocessError):
@@ -72,7 +73,10 @@ def shown_gpu() -> str:
 
 
 def chosen_precision(precision: Precision, device: torch.device) -> Precision:
-    """Return `precision` unless it is auto; for auto, bf16 on a GPU of CUDA capability 8.0 or later, else fp32."""
+    """Return `precision` unless it is auto; for auto, bf16 on a GPU of CUDA capability 8.0 or later, else fp32.
+
+    device: that of this process. GPUs of other ranks, which may be older, are not looked at.
+    """
     if precision is not Precision.auto:
         return precision
     computes_bf16 = device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)
@@ -98,8 +102,9 @@ def chosen_kernels(deterministic: bool) -> Iterator[None]:
     """Context manager that makes torch use deterministic GPU kernels, or else the fastest ones of cuDNN.
 
     deterministic: whether equal inputs must give equal bits; kernels of CPUs always do. Enter the block before the
-    first matrix product on a GPU: cuBLAS reads an environment variable then. The end of the block allows all kernels
-    again. Raises ConfigError, in place of torch's error, for an operation that has no deterministic kernel.
+    first matrix product on a GPU: cuBLAS then reads CUBLAS_WORKSPACE_CONFIG, which the block sets. The end of the block
+    allows all kernels again, but leaves that variable and torch.backends.cudnn.benchmark as they are. Raises
+    ConfigError, in place of torch's error, for an operation in the block that has no deterministic kernel.
     """
     if deterministic:
         os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"

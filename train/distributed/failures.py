@@ -34,7 +34,8 @@ CONNECTION_LOST = ("gloo", "pair closure", "onnection closed", "onnection reset"
 class PeerFailure(HardwareError):
     """The error of a rank whose communication failed because another rank failed or is gone.
 
-    The message is printed by one rank of the job only, the lowest that is left.
+    Only one rank of the job prints a message: the rank whose own error was the cause, else the lowest that is left. On
+    the others `printed_elsewhere` is True. ranks: those that failed, are gone, or did not come.
     """
 
 
@@ -43,8 +44,9 @@ def process_group(timeout: float) -> Iterator[World]:
     """Context manager: join the process group of this job, yield its World, and leave the group at the end.
 
     timeout: seconds that processes may take to join, and that communication between ranks may wait until `set_timeout`
-    changes it. Raises HardwareError when the group cannot be formed. Errors in the block are handled by
-    `report_failures`.
+    changes it. Every process must enter it; a single process joins no group. During the block a Listener (listener.py)
+    ends this process after a failure of another rank. Raises the errors of `init_world`, and HardwareError if the
+    TCPStore does not answer. Errors in the block are handled by `report_failures`.
     """
     world = init_world(timeout)
     try:
@@ -76,10 +78,11 @@ def report_failures(world: World, stage: Callable[[], str] = lambda: "a collecti
 
     An error of communication that another rank caused becomes PeerFailure, which names the ranks that did not reach
     this stage within the timeout. Another error, raised by this rank alone, is written to the TCPStore (torch's
-    key-value store), so that the other ranks exit with the same code and print nothing. An error that comes after an
-    abort may follow from undefined results of collectives, so it is never written. stage: returns what this rank is
-    doing, for the message. Blocks may be nested: the innermost one reports. From the error on, the process ignores
-    SIGTERM, SIGUSR1 and SIGHUP, unless all ranks raise the error together.
+    key-value store), so that the other ranks exit with the same code and print nothing; then it is raised again. An
+    error after an abort may follow from undefined results of collectives: it is not written, and becomes PeerFailure.
+    Errors that all ranks raise together, KeyboardInterrupt, and errors of a single process pass unchanged. stage:
+    returns what this rank is doing, for the message. Blocks may be nested: the innermost one reports. From a reported
+    error on, the process ignores SIGTERM, SIGUSR1 and SIGHUP.
     """
     try:
         yield
@@ -121,6 +124,7 @@ class RankReports:
 
 
 def _cause_of(error: BaseException, rank: int) -> Cause:
+    """Return the Cause that this rank writes for `error`: exit code BUG, except for UserError and SystemExit."""
     if isinstance(error, UserError):
         return Cause(rank, int(error.exit_code), first_line(error))
     # SystemExit: this rank was asked to stop before there was anything to save
@@ -132,7 +136,9 @@ def _exchange_reports(world: World, cause: Cause | None = None) -> RankReports:
     """Write this rank's error to the TCPStore, abort the process group, and return the reports of all ranks.
 
     cause: the error; None if only the connection to other ranks failed. This rank also registers as alive in the store
-    (torch's key-value store). A daemon thread uses the store, and is abandoned if the store does not answer.
+    (torch's key-value store), and waits until all ranks have registered, for about REGISTER_SECONDS at most, or
+    STUCK_SECONDS if a rank wrote an error. A daemon thread uses the store, and is abandoned if the store does not
+    answer: the reports are then empty.
     """
     reports, alarm_raised, start, interval = RankReports(), Event(), time.monotonic(), poll_interval(world)
 
@@ -202,6 +208,7 @@ def _peer_failure(world: World, stage: str, reason: str, reports: RankReports) -
 
 
 def _printed_by_another(cause: Cause) -> PeerFailure:
+    """Make the PeerFailure of a rank that ends because of `cause`: it has that exit code, and prints nothing."""
     text = cause.text.removeprefix(f"rank {cause.rank}: ")  # some messages begin with it
     error = PeerFailure(f"rank {cause.rank}: {text}")
     error.printed_elsewhere, error.ranks = True, [cause.rank]
@@ -211,6 +218,6 @@ def _printed_by_another(cause: Cause) -> PeerFailure:
 
 
 def list_ranks(ranks: list[int]) -> str:
-    """Return ranks as text: "rank 2" or "ranks 0, 1 and 3"; of more than 8, the first 8 and, for example, "5 more"."""
+    """Return one or more ranks as text: "rank 2" or "ranks 0, 1 and 3"; of more than 8, the first 8 and "… more"."""
     shown = [str(rank) for rank in ranks[:8]] + ([f"{len(ranks) - 8} more"] if len(ranks) > 8 else [])
     return f"rank {shown[0]}" if len(shown) == 1 else f"ranks {', '.join(shown[:-1])} and {shown[-1]}"

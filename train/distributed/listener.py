@@ -45,7 +45,8 @@ class Cause:
 class ReportStore(PrefixStore):
     """A second connection to the job's TCPStore: that of the process group may be blocked by a waiting call.
 
-    seconds: how long connecting may take. Raises RuntimeError if nothing answers within that time.
+    It connects to MASTER_ADDR:MASTER_PORT. seconds: how long connecting may take. Raises RuntimeError if nothing
+    answers within that time; so do all methods when the store is gone later.
     """
 
     def __init__(self, seconds: float) -> None:
@@ -77,20 +78,22 @@ class ReportStore(PrefixStore):
         self.add(f"{key}/count", 1)
 
     def registered(self, key: str) -> set[int]:
-        """Return the ranks in the list `key`."""
+        """Return the ranks that `register` has appended under `key`."""
         return {int(rank) for rank in self.get(key).decode().split(",") if rank} if self.check([key]) else set()
 
     def count(self, key: str) -> int:
-        """Return how many ranks are in the list `key`, without reading it."""
+        """Return how often `register` was called with `key`, by all ranks, without reading the list."""
         return self.add(f"{key}/count", 0)
 
 
 class Listener:
-    """A thread that ends this process after a failure of another rank, even if the main thread waits in a collective.
+    """A thread that ends this process after a failure of any rank, even if the main thread waits in a collective.
 
     The thread polls the alarm in the TCPStore over a connection of its own. After an alarm it aborts the process groups
-    of this rank, so that the main thread gets an error, and ends the process if the main thread has not reacted within
-    STUCK_SECONDS. Does nothing with one rank. timeout: seconds that connecting to the store may take. Raises
+    of this rank, so that the main thread gets an error. Unless `stop` is called within STUCK_SECONDS (LEAVE_SECONDS
+    more if the main thread has registered its failure), the thread ends the process, with the exit code of the first
+    error that a rank wrote. If the store is gone, the thread only aborts the process groups. Does nothing with one
+    rank. timeout: seconds that connecting to the store may take. The constructor starts the thread, and raises
     RuntimeError if the store does not answer.
     """
 
@@ -104,7 +107,7 @@ class Listener:
             self._thread.start()
 
     def stop(self) -> None:
-        """Stop the thread without waiting for other ranks; the process may go on."""
+        """Stop the thread, without waiting for other ranks: it will not end this process any more."""
         self._over.set()
         if self._thread.is_alive():
             self._thread.join(CONNECT_SECONDS)
@@ -133,6 +136,7 @@ class Listener:
             abort_group(self._world)
 
     def _end_soon(self) -> None:
+        """Abort the process groups, and end this process unless `stop` is called in time, as the class says."""
         Thread(target=abort_group, args=(self._world,), daemon=True).start()  # NCCL's may take long
         code, rank, cause = ExitCode.HARDWARE, self._world.rank, None
         with suppress(RuntimeError):

@@ -28,7 +28,7 @@ def local(tensor: Tensor) -> Tensor:
     return tensor.to_local() if is_sharded(tensor) else tensor
 
 
-def group_by_mesh(tensors: Iterable[T]) -> tuple[list[T], list[T]]:
+def split_sharded(tensors: Iterable[T]) -> tuple[list[T], list[T]]:
     """Split tensors into (the plain tensors, the sharded DTensors), each list in the given order.
 
     torch's operations on lists of tensors do not take both kinds in one list.
@@ -40,8 +40,11 @@ def group_by_mesh(tensors: Iterable[T]) -> tuple[list[T], list[T]]:
 
 
 def total_norm(gradients: Sequence[Tensor]) -> Tensor:
-    """Return the L2 norm of all gradients, some of which may be sharded, as a 0-d tensor. Every rank must call it."""
-    norms = [torch.nn.utils.get_total_norm(part) for part in group_by_mesh(gradients) if part]
+    """Return the L2 norm of one or more gradients, some of which may be sharded, as a plain 0-d tensor.
+
+    The norm of a sharded gradient is that of the whole tensor over all ranks, so every rank must call it.
+    """
+    norms = [torch.nn.utils.get_total_norm(part) for part in split_sharded(gradients) if part]
     norms = [norm.full_tensor() if is_sharded(norm) else norm for norm in norms]
     return norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms))
 
@@ -49,7 +52,8 @@ def total_norm(gradients: Sequence[Tensor]) -> Tensor:
 def own_rows(tensor: Tensor) -> slice | None:
     """Return the slice along dimension 0 that this rank has of a sharded tensor; None for a tensor that is not sharded.
 
-    The slice is empty if there are fewer rows than ranks and none is left for this rank.
+    tensor: sharded along dimension 0, as fully_shard does it. The slice is empty if there are fewer rows than ranks and
+    none is left for this rank.
     """
     if not is_sharded(tensor):
         return None

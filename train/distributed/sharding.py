@@ -18,7 +18,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from dyad.data.base.errors import ConfigError
 from dyad.train.config import DistConfig, Parallel
-from dyad.train.distributed.sharded_tensors import group_by_mesh
+from dyad.train.distributed.sharded_tensors import split_sharded
 from dyad.train.distributed.world import World
 from dyad.train.towers.layers import layers_of
 from dyad.train.towers.text.rows import Grouped
@@ -51,7 +51,7 @@ def shard(
     dtype: that of autocast, None without autocast. On GPUs weights are gathered in `dtype`, and gradients are averaged
     in float32; on CPUs the dtype of the weights is used for both, since norms there take no mixed dtypes. compiled:
     whether to torch.compile each layer of the towers. Weights in half precision are converted to float32, and towers no
-    longer group texts by length or cache features. Every rank must call it.
+    longer group texts by length or cache features. Every rank must call it. Raises ConfigError as `shard_size` does.
     """
     if (size := shard_size(config, world.size)) == 1:
         return
@@ -70,7 +70,7 @@ def shard(
         # The root, too, frees its weights after a forward pass: the next may be of other weights (an average, a target)
         for module in (*layers, tower):
             # Here a layer that was left in its file is read. fully_shard takes no channels-last weights
-            for parameter in group_by_mesh(module.parameters())[0]:
+            for parameter in split_sharded(module.parameters())[0]:
                 parameter.data = parameter.data.to(torch.promote_types(parameter.dtype, torch.float32)).contiguous()
             fully_shard(module, mesh=mesh, mp_policy=policy, reshard_after_forward=True)
             assert isinstance(module, FSDPModule)
@@ -98,6 +98,10 @@ def describe_layers(towers: TwoTower, size: int) -> Iterator[str]:
 
 
 def _mesh(size: int, world: World) -> DeviceMesh:
+    """Return the device mesh of fully_shard: (size,) for one copy of the weights, else (copies, size).
+
+    size: how many ranks share one copy; it divides world.size. Every rank must call it.
+    """
     copies = world.size // size
     if copies == 1:
         return init_device_mesh(world.device.type, (size,))

@@ -56,7 +56,8 @@ def _leave_dead_terminal() -> None:
 def leave_now(code: ExitCode) -> NoReturn:
     """End this process at once with exit code `code`, from any of its threads.
 
-    The code is also written to the file named by DYAD_EXIT_CODE, if that is set: launch/torchrun.sh reads it.
+    No further `finally` block, exit handler or other thread runs any more. The code is also written to the file named
+    by DYAD_EXIT_CODE, if that is set: launch/torchrun.sh reads it.
     """
     try:
         exit_with(code)
@@ -70,7 +71,8 @@ def leave_now(code: ExitCode) -> NoReturn:
 class StopRequest:
     """Catches stop signals during a block: `with StopRequest() as stop:` sets `stop.requested` when one arrives.
 
-    A stop requested during startup sets it too. A second signal changes nothing. The end of the block restores the old
+    The signals are SIGTERM, SIGINT, SIGUSR1 and SIGHUP; only the main thread may enter the block. A stop requested
+    during startup sets `requested` too. A second signal changes nothing. The end of the block restores the old
     handlers; a stop that was requested is kept, so that the next run of a sweep stops too. Ranks may get the signal at
     different times, or only one rank gets it: combine `requested` over all ranks before acting on it.
     """
@@ -99,10 +101,10 @@ class StopRequest:
 class StartupStop:
     """Handles stop signals (SIGTERM, SIGUSR1, SIGHUP) before the training loop, while there is nothing to save yet.
 
-    All ranks stop together at their next `raise_on_all`. If a rank does not reach one within GRACE_SECONDS, for example
-    because it reads a large index or waits for another rank, its process exits by itself. The main thread may be inside
-    C code then and run no Python handler, so a second thread is woken through a socket (signal.set_wakeup_fd). A stop
-    request is never taken back.
+    A process uses one object, STARTUP. All ranks stop together at their next `raise_on_all`. If a rank does not reach
+    one within GRACE_SECONDS, for example because it reads a large index or waits for another rank, its process exits by
+    itself. The main thread may be inside C code then and run no Python handler, so a second thread is woken through a
+    socket (signal.set_wakeup_fd). A stop request is never taken back.
     """
 
     def __init__(self) -> None:
@@ -127,7 +129,10 @@ class StartupStop:
         Thread(target=self._watch, args=(woken, self._over), daemon=True).start()
 
     def ask(self, *_: object) -> None:
-        """Request that the process stops before training begins; also used as the handler of stop signals."""
+        """Request that this process stops before training begins: its next `raise_on_all` then raises Preempted.
+
+        Also used as the handler of stop signals, whose arguments are ignored.
+        """
         self._asked = True
         _leave_dead_terminal()
 
@@ -138,7 +143,7 @@ class StartupStop:
     def end(self) -> bool:
         """Stop listening for stop signals, as the training loop now handles them; return whether a stop was requested.
 
-        Returns False if this object was not listening.
+        Returns False if this object was not listening. Signal handlers stay set until the caller sets its own.
         """
         if self._over.is_set():
             return False

@@ -36,9 +36,10 @@ _GROUPS = count(1)
 class World:
     """The place of this process among the processes of the job: its `rank`, their number `size`, and its device.
 
-    group: the process group for tensors of `device`; None for the default group of all ranks. control: the gloo group
-    for objects and tensors on the CPU; None if `group` takes them, too. links: gloo's TCP connections to the other
-    ranks. aborted: set before this process aborts its groups.
+    `init_world` makes it; World() is that of a single process on the CPU. group: the process group for tensors of
+    `device`; None for the default group of all ranks. control: the gloo group for objects and tensors on the CPU; None
+    if `group` takes them, too. links: gloo's TCP connections to the other ranks. aborted: set before this process
+    aborts its groups.
     """
 
     rank: int = 0
@@ -65,10 +66,11 @@ class World:
 def init_world(timeout: float, cpu: bool = False) -> World:
     """Join the process group of torchrun's processes and return this process's World; a single process joins none.
 
-    The backend is NCCL on GPUs, gloo on CPUs. timeout: seconds that processes may take to join, and that a collective
-    may wait until `set_timeout` changes it. cpu: use no GPU. Raises HardwareError, naming the rank or the machine, when
-    the group cannot be formed, a machine has more processes than GPUs, or torch cannot use its GPUs; ConfigError for
-    several tasks of srun without torchrun.
+    The backend is NCCL on GPUs, gloo on CPUs. Every process of the job must call it; after `shutdown` it may be called
+    again. timeout: seconds that processes may take to join, and that a collective may wait until `set_timeout` changes
+    it. cpu: use no GPU. Sets NCCL's environment variables, unless the user has set them. Raises HardwareError, naming
+    the rank or the machine, when the group cannot be formed, a machine has more processes than GPUs, or torch cannot
+    use its GPUs; ConfigError for several tasks of srun without torchrun.
     """
     from accelerate import PartialState
 
@@ -124,7 +126,8 @@ def _join_again(timeout: timedelta, device: dict[str, Any]) -> None:
     """Join another process group at the same address, for the next run of a sweep.
 
     The TCPStore of the first group is used again, since it lives as long as the process of rank 0. Keys get a prefix of
-    their own, since the old keys hold the addresses of closed connections.
+    their own, since the old keys hold the addresses of closed connections. device: further arguments of
+    init_process_group, device_id on a GPU.
     """
     store, backend = _FIRST[_address()]
     where: dict[str, Any] = {"rank": int(os.environ["RANK"]), "world_size": int(os.environ["WORLD_SIZE"])}
@@ -193,8 +196,8 @@ def set_timeout(seconds: float) -> None:
 def patient_at_first(work: Callable[P, T], first: float, later: float) -> Callable[P, T]:
     """Return a function that calls `work`, with a longer timeout of collectives in its first call.
 
-    Collectives may wait `first` seconds during that call, which may compile for minutes on one rank while the other
-    ranks wait, and `later` seconds after it.
+    Collectives of all process groups may wait `first` seconds during that call, which may compile for minutes on one
+    rank while the other ranks wait, and `later` seconds after it (see `set_timeout`).
     """
     called = False
 
@@ -211,9 +214,10 @@ def patient_at_first(work: Callable[P, T], first: float, later: float) -> Callab
 
 
 def shutdown(world: World, broken: bool = False) -> None:
-    """Leave the process group, so that the next run in this process can join another.
+    """Leave the process group, if there is one, so that the next run in this process can join another.
 
-    broken: whether to abort the group first, instead of waiting for ranks that may be gone.
+    broken: whether to abort the group first, instead of waiting for ranks that may be gone. If False, every rank must
+    call it.
     """
     from accelerate import PartialState
 

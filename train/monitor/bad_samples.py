@@ -24,8 +24,9 @@ SHOWN = 3  # bad samples that the error message names
 class BadSampleCounter:
     """Counts the bad samples of all ranks, and raises DataError when there are more than the configuration allows.
 
-    total: all bad samples of the run that the ranks have shared so far. ledger: the run's event file, which lists them.
-    log: prints which shard of a stream could not be read.
+    Call `observe` after each step, and `check` when the ranks shall share what they have observed. ledger: the run's
+    event file, which lists them. log: prints which shard of a stream could not be read. Attribute total: all bad
+    samples of the run that the ranks have shared so far.
     """
 
     def __init__(
@@ -47,8 +48,9 @@ class BadSampleCounter:
     def check(self) -> int:
         """Collect all ranks' bad samples since the last call, and write them to ledger.jsonl; return the run's total.
 
-        Raises DataError, on all ranks, when data.bad_in_a_row samples in a row are bad, or a larger share than
-        data.bad_share of the last WINDOW samples. Every rank must call it.
+        Raises DataError on rank 0, and an error without message on the others (see raise_on_all), when
+        data.bad_in_a_row samples in a row are bad, or a larger share than data.bad_share of the last WINDOW samples.
+        Every rank must call it.
         """
         if any_rank(bool(self._unshared), self._world):
             events = [event for rank in gather_objects(self._unshared, self._world) for event in rank]
@@ -57,7 +59,10 @@ class BadSampleCounter:
         return self.total
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the counts and recent positions of bad samples, as a JSON dictionary for a checkpoint."""
+        """Return the counts and recent positions of bad samples, as a JSON dictionary for a checkpoint.
+
+        Call `check` first: bad samples that the ranks have not shared yet are not in it.
+        """
         return {"total": self.total, "row": self._in_a_row, "last": self._last, "recent": self._recent}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

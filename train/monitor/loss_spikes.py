@@ -20,9 +20,11 @@ class LossSpikes:
 
     @property
     def mean(self) -> float:
+        """Mean of `losses`; raises ZeroDivisionError while there are none."""
         return sum(self.losses) / len(self.losses)
 
     def is_spike(self, loss: float) -> bool:
+        """Whether `loss`, that of a new step, is a spike; does not append it to `losses`."""
         if self._factor is None or len(self.losses) < WINDOW:
             return False
         size = max(abs(self.mean), max(self.losses) - min(self.losses))

@@ -36,8 +36,9 @@ class Monitor:
     def observe(self, batch: Batch, waited: float, step: int) -> None:
         """Record one finished step; call it after each step. Every dist.digest_every steps, compare the ranks' weights.
 
-        waited: seconds that the step waited for `batch`. step: finished optimiser steps, including this one. Raises
-        HardwareError when the ranks' weights differ.
+        waited: seconds that the step waited for `batch`. step: finished optimiser steps, including this one. Bad
+        samples of `batch` are only counted by the next `check` or `verify`. Raises HardwareError when the ranks'
+        weights differ. Every rank must call it.
         """
         self.stragglers.observe(waited)
         self.bad_samples.observe(batch, step)
@@ -59,8 +60,8 @@ class Monitor:
     def check(self) -> Mapping[str, float]:
         """Warn of stragglers (slow ranks), and return the count of bad samples as a metric.
 
-        Call it when a step is logged. Raises DataError, on all ranks, when there are too many bad samples. Every
-        rank must call it.
+        The metric is "substituted", the bad samples of the run so far. Call it when a step is logged. Raises as
+        `BadSampleCounter.check` does when there are too many. Every rank must call it.
         """
         self.stragglers.check()
         return {"substituted": float(self.bad_samples.check())}
@@ -70,7 +71,7 @@ class Monitor:
 
         This keeps weights that differ between ranks out of checkpoints. Weights are not compared if digest_every is 0,
         or if they were compared at this step already. step: finished optimiser steps. Raises HardwareError when weights
-        differ, DataError when there are too many bad samples. Every rank must call it.
+        differ, and as `BadSampleCounter.check` does when there are too many bad samples. Every rank must call it.
         """
         self._compare_weights(step)
         self.bad_samples.check()

@@ -8,7 +8,7 @@ import torch
 _OURS: dict[str, str] = {}  # variables that this process has set
 
 
-def name_flight_records(folder: Path) -> None:
+def enable_flight_recorder(folder: Path) -> None:
     """Make NCCL write its flight recorder to nccl_trace_rank_<RANK> in `folder` when a collective times out.
 
     Call it before the process group is made. It sets environment variables of NCCL, except those that the user has set.
@@ -23,7 +23,8 @@ def name_flight_records(folder: Path) -> None:
 def record_allocations(folder: Path, rank: int) -> None:
     """Record CUDA allocations, and write them to memory_rank<RANK>.pickle in `folder` when memory runs out.
 
-    https://docs.pytorch.org/memory_viz shows the file. Recording costs microseconds per allocation.
+    `folder` must exist then. https://docs.pytorch.org/memory_viz shows the file. Recording goes on until the process
+    ends, and costs microseconds per allocation.
     """
     torch.cuda.memory._record_memory_history(max_entries=100_000)
     attach = torch._C._cuda_attach_out_of_memory_observer  # pyright: ignore[reportAttributeAccessIssue]

@@ -28,10 +28,10 @@ COLLECTIVES = ("nccl", "gloo:", "c10d::")  # how the names of kernels, ranges an
 def traced(step: Callable, count: int, folder: Path, rank: int, report: Callable, log: Callable) -> Iterator[Callable]:
     """Context manager that yields a function which calls `step` with its arguments and traces `count` of the calls.
 
-    The first UNTRACED calls are not traced. After the last traced call, or at the end of the block if that is earlier,
-    the trace and its summary are written to `folder`, in files named by `rank`. report: called with the metrics of
-    `summary`, name → number. log: called with a line that says where the files are, or why they could not be written;
-    no error is raised then.
+    The function returns what `step` returns. The first UNTRACED calls are not traced. After the last traced call, or at
+    the end of the block if that is earlier, trace_rank<rank>.json.gz and summary_rank<rank>.txt are written to
+    `folder`, which is made; its parent must exist. report: called with the metrics of `summary`, name → number. log:
+    called with a line that says where the files are, or why they could not be written; no error is raised then.
     """
 
     calls = 0
@@ -69,8 +69,9 @@ def traced(step: Callable, count: int, folder: Path, rank: int, report: Callable
 def summary(events: Iterable[dict[str, Any]], finished: int) -> tuple[str, dict[str, float]]:
     """Return (a table of the time of each part of a step, as text; metrics by name) from the events of a Chrome trace.
 
-    finished: how many steps of the trace have finished; later events, such as those of the end of a run, are left out.
-    Raises ValueError if no step has finished. Numbers per step are means over the finished steps.
+    events: those that torch.profiler exports, with the ranges that PARTS names and a range for each step. finished: how
+    many steps of the trace have finished; later events, such as those of the end of a run, are left out. Raises
+    ValueError if no step has finished. Numbers per step are means over the finished steps.
 
     The metrics: outside_towers, the share of the time in which no kernel of the towers runs on the GPU or, on a CPU, no
     tower is in forward or backward; exposed_comm_time, the seconds of a step in which only collectives run; on a GPU

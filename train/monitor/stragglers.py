@@ -12,9 +12,10 @@ SPAN = 5.0  # seconds of own time of the slowest rank before ranks are compared:
 
 
 class LocalTimer:
-    """Measures the seconds between start() and stop(), summed over steps.
+    """Measures the seconds between start() and stop(), summed over steps until `read`.
 
-    On a GPU it records CUDA events, so the host does not wait for the GPU.
+    Each start() must be followed by one stop(). On a GPU both record CUDA events on the current stream, so the host
+    does not wait for the GPU, and the seconds are those of the GPU.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -50,7 +51,8 @@ class Stragglers:
     """Warns, by a line to `log`, of a rank whose pace is below `share` times the median pace of the other ranks.
 
     A rank's pace is the inverse of its own time for a step: the wait for its batch, plus the computation until it waits
-    for other ranks. `timer` measures this computation. A rank that stays slow is named once, not at every check.
+    for other ranks. `timer`, which the caller starts and stops in each step, measures this computation. share: the key
+    dist.slow_rank; 0: no warnings. A rank that stays slow is named once, not at every check.
     """
 
     def __init__(self, timer: LocalTimer, share: float, world: World, log: Callable[[str], None]) -> None:

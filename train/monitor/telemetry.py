@@ -25,8 +25,9 @@ from dyad.train.towers.trial import features_on_meta, on_meta
 class Telemetry:
     """Measures how this rank uses its device; the call `telemetry(batch, steps, batch_time)` returns the metrics.
 
-    precision: the precision of the towers. copies: measures the seconds of the copies of batches to the device. once:
-    further metrics, name → value, which the next call returns too and removes from `once`.
+    towers: unwrapped and with weights of whole shape; of sharded towers, a copy on the meta device. precision: that of
+    the towers, with auto resolved. copies: measures the seconds of the copies of batches to the device. once: further
+    metrics, name → value, which the next call returns too and removes from `once`.
     """
 
     towers: TwoTower
@@ -68,7 +69,8 @@ class Telemetry:
 def peak_tflops(gpu: str, precision: Precision) -> float | None:
     """Return the peak TFLOP/s of dense products in `precision` (fp32: in TF32) of a GPU; None if unknown.
 
-    gpu: the name of the GPU as torch.cuda.get_device_name returns it.
+    precision: fp32, bf16 or fp16; auto must be resolved before. gpu: the name of the GPU as torch.cuda.get_device_name
+    returns it.
     """
     half, tf32, _ = next((figures for part, figures in GPUS.items() if part in gpu), (None, None, None))
     return tf32 if precision is Precision.fp32 else half

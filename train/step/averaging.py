@@ -22,7 +22,8 @@ class WeightAverage:
     """The moving average of `parameters`, as in the module docstring.
 
     decay: optim.ema; None: there is no average, and the methods do nothing. Attributes: tensors: parameter → its
-    average, empty before the first update. updates: the number of updates so far.
+    average, sharded as the parameter is; empty before the first update. updates: the number of updates so far. A resume
+    sets both attributes.
     """
 
     def __init__(self, parameters: Sequence[Parameter], decay: float | None) -> None:
@@ -32,7 +33,7 @@ class WeightAverage:
 
     @torch.no_grad()
     def update(self) -> None:
-        """Update the average with the current values of the parameters."""
+        """Update the average with the current values of the parameters; call it after each step that changed them."""
         if self._decay is None:
             return
         if not self.tensors:
@@ -46,7 +47,7 @@ class WeightAverage:
     def applied(self) -> Iterator[None]:
         """Context manager: put the average into the parameters, and the trained weights back when the block ends.
 
-        During the block, `tensors` holds the trained weights.
+        During the block, `tensors` holds the trained weights. Without an average (yet), the block changes nothing.
         """
         self._exchange()
         try:

@@ -55,12 +55,18 @@ class Side:
     order: Tensor | None
 
     def joined(self, embeddings: Sequence[Tensor]) -> Tensor:
-        """Concatenate the embeddings of all chunks, without dummy rows, and return them in the order of the batch."""
+        """Concatenate the embeddings of all chunks, and return them, (n, D), in the order of the batch.
+
+        embeddings: one tensor for each chunk, from which the caller has removed the dummy row: (0, D) without rows.
+        """
         whole = joined(embeddings)
         return whole if self.order is None else whole[self.order.argsort()]
 
     def split(self, gradient: Tensor) -> Sequence[Tensor]:
-        """Cut `gradient`, (n, D) in the order of the batch, into one tensor for each chunk: the inverse of `joined`."""
+        """Cut `gradient`, (n, D) in the order of the batch, into one tensor for each chunk: the inverse of `joined`.
+
+        A chunk without rows gets a tensor (0, D).
+        """
         return (gradient if self.order is None else gradient[self.order]).split([size for _, _, size in self.parts])
 
 
@@ -78,7 +84,8 @@ def in_chunks(batch: Batch, count: int) -> tuple[list[Chunk], tuple[Side, Side]]
 
     Returns the chunks and (side x, side y), whose `joined` brings the embeddings of the chunks into the order of the
     batch. On each side the chunks' numbers of rows differ by at most one; if x rows form sequences, their numbers of
-    whole sequences do. If a side has fewer rows than chunks, some of its chunks have none.
+    whole sequences do. If a side has fewer rows than chunks, some of its chunks have none. Raises AssertionError if the
+    rows of extra y items have another shape than those of y.
     """
     rows, lengths = batch.y, batch.y_lengths
     if (extra := batch.extra) is not None:
@@ -132,8 +139,8 @@ def separated(y_nD: Tensor, columns: int, extra: Extra | None) -> tuple[Tensor, 
     y_nD: embeddings of the columns, then of the extra items; n = m + k. columns: m. extra: the extra items of the batch
     (such as mined negatives), None on all ranks or on none; k may be 0 on some ranks. Returns the (m, D) embeddings of
     the columns, and Columns: the (k, D) embeddings of the extra items, with the row that each belongs to, its content
-    key, whether it is a positive, log q where it was drawn, its relevance and its score by a teacher. The second result
-    is None if `extra` is None.
+    key, whether it is a positive, the log of the probability with which it was drawn if it was, its relevance and its
+    score by a teacher. The second result is None if `extra` is None.
     """
     if extra is None:
         return y_nD, None

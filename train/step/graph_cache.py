@@ -57,7 +57,10 @@ class GraphCache:
         return embeddings
 
     def pop(self) -> TensorPair:
-        """Remove the embeddings of the newest cached chunk, with their autograd graph, and return them."""
+        """Remove the embeddings of the newest cached chunk, with their autograd graph, and return them.
+
+        Raises IndexError if the cache is empty.
+        """
         return self._cached.pop()
 
     def _capacity(self) -> int:
@@ -141,7 +144,8 @@ def cpu_memory() -> tuple[int, int]:
 def cgroup_headroom(process: Path = Path("/proc/self/cgroup"), groups: Path = Path("/sys/fs/cgroup")) -> float:
     """Return how many more bytes this process's control groups allow (Linux cgroups, version 2); inf without a limit.
 
-    process: the file that names this process's group; groups: the mount point of the cgroup file system.
+    Inactive file cache counts as free. process: the file that names this process's group; groups: the mount point of
+    the cgroup file system.
     """
     if not process.exists():
         return math.inf

@@ -128,7 +128,7 @@ class LossTerm:
         return batch.to(self.world.device).with_noise()
 
     def undo(self) -> None:
-        """Restore the objective's per-sample state and the batch norms' running statistics from before the step."""
+        """Restore the objective's per-sample state and the batch norms' running statistics from the last `begin`."""
         self.objective.undo()
         self.statistics.write(self._before)
 
@@ -138,7 +138,7 @@ class LossTerm:
         self.target.update(step)
 
     def named(self, metrics: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return `metrics` with the names under which they are logged: "NAME/" is put before those of also.NAME."""
+        """Return `metrics` with the names under which they are logged: "NAME/…" for an auxiliary loss also.NAME."""
         return {f"{self._prefix}{name}": value for name, value in metrics.items()}
 
     def gradient(
@@ -153,9 +153,9 @@ class LossTerm:
         """Compute the loss of a batch, and add the gradient of weight · loss to .grad of the trained parameters.
 
         batch: as `begin` returns it. step: index of the optimiser step, which seeds dropout. run: the towers and tools
-        to use. wait_for_sizes: waits for the sizes of the global batch and returns them. speculative: whether the
-        objective may assume the conditions of losses/sums/conditions.py; then the gradient is right only if `violated`
-        of the result is 0 on all ranks. logged: whether costly metrics are wanted, the same on all ranks.
+        to use. wait_for_sizes: the function that `exchange_sizes` (sizes.py) returned for this batch. speculative:
+        whether the objective may assume the conditions of losses/sums/conditions.py; then the gradient is right only if
+        `violated` of the result is 0 on all ranks. logged: whether costly metrics are wanted, the same on all ranks.
 
         Every rank must call it. On return the gradients of towers that are wrapped in DistributedDataParallel or
         sharded are averaged over ranks; gradients of other towers and of the objective's parameters (e.g. temperature)
@@ -219,9 +219,10 @@ class LossTerm:
 
     @record_function("towers forward")
     def _embed(self, chunk: Chunk, towers: Sequence[nn.Module], *key: int, step: int) -> TensorPair:
-        """Run the x and the y tower on a chunk, with the noise of step `step`; return their embeddings, (b, D) each.
+        """Run the x and the y tower on a chunk, with the noise of step `step`; return their embeddings, (n, D) each.
 
-        Dummy rows are left out. key: further numbers from which the noise is seeded.
+        n is the chunk's number of rows of the side, as dummy rows are left out. The dtype is that of `to_score_dtype`.
+        key: further numbers from which the noise is seeded.
         """
         device, embeddings = self.world.device, []
         is_on, dtype = self._dtype is not None, self._dtype

@@ -28,7 +28,8 @@ def build_optimizer(
     the keys optim.*. scales: name → factor of the learning rate, 1 for all other parameters. The factor is only stored,
     as the entry "lr_scale" of a parameter group: the caller multiplies by it. Parameters with fewer than two
     dimensions, or with bn, ln, bias or logit_scale in their name, get no weight decay, as in open_clip_train 3.3.
-    Raises ConfigError if no parameter requires gradients, or for an optimiser or options that timm does not have.
+    Raises ConfigError if no parameter requires gradients, for an optimiser or options that timm does not have, and for
+    an optimiser that lacks a package or whose state a checkpoint cannot hold.
     """
     trained = {id(p): (name, p) for name, p in named_parameters if p.requires_grad}.values()
     if not trained:
@@ -54,7 +55,7 @@ def _of_timm(groups: Sequence[dict[str, Any]], config: OptimConfig) -> Optimizer
     Learning rate and weight decay are those of `config`. All other arguments, also β and ε, are in config.options or
     timm's defaults, as their usual values differ between optimisers. Raises ConfigError for a name or option that timm
     does not have, for a package that is not installed, and for an optimiser whose state a checkpoint cannot hold
-    because it is neither tensors nor numbers.
+    because it is neither tensors nor numbers: a trial on a small module finds these.
     """
     from timm.optim import create_optimizer_v2, list_optimizers  # pyright: ignore[reportPrivateImportUsage]
 

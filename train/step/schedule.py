@@ -22,8 +22,8 @@ def learning_rate(step: int, total_steps: int, config: OptimConfig) -> float:
     """Compute the learning rate of optimiser step `step` (from 0): linear warm-up to config.lr, then config.schedule.
 
     cosine and linear fall to 0 at the end of the run, const stays at config.lr, and const-cooldown falls to
-    config.cooldown_end in the last config.cooldown steps. total_steps: the number of optimiser steps of the run,
-    warm-up included.
+    config.cooldown_end in the last config.cooldown steps, by a polynomial of power config.cooldown_power. total_steps:
+    the number of optimiser steps of the run, warm-up included.
     """
     warmup = warmup_steps(total_steps, config)
     if step < warmup:
@@ -42,9 +42,10 @@ def learning_rate(step: int, total_steps: int, config: OptimConfig) -> float:
 def describe_schedule(config: TrainConfig, run: RunSchedule, options: object, total_before: object) -> Iterator[str]:
     """Yield lines for the log on the warm-up, the average of the weights, the target network and objective.gamma.
 
-    If the run was resumed with another number of steps, the last line says how this changes the learning rate. run: the
-    steps of the run. options: the options of the objective. total_before: the total steps of the run before it was
-    resumed; anything but an int: unknown.
+    Some are warnings, e.g. of a warm-up longer than half the run; none is yielded for what the run does not use. If the
+    run was resumed with another number of steps, the last line says how this changes the learning rate. run: the steps
+    of the run. options: the options of the objective. total_before: the total steps of the run before it was resumed;
+    anything but an int: unknown.
     """
     optim, first, total = config.optim, run.first_step, run.total_steps
     warmup = warmup_steps(total, optim)

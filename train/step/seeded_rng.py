@@ -9,7 +9,7 @@ import torch
 
 @contextmanager
 def seeded_rng(device: torch.device, *key: Hashable) -> Iterator[None]:
-    """Context manager: seed the random generators of the CPU and of `device` from `key`; restore them after the block.
+    """Context manager: seed torch's generators of the CPU and of `device` from `key`; restore them after the block.
 
     key: numbers and names, for example (seed, step, rank, tower, chunk). Equal keys give equal random numbers.
     """

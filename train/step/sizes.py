@@ -16,10 +16,10 @@ def exchange_sizes(batch: Batch, world: World, pairs: tuple[int, ...] | None) ->
     """Begin to exchange between ranks how many rows each has; return a function that waits for the numbers.
 
     The numbers are those of x rows, y columns, extra y items, and positives among these; the returned function returns
-    them for all ranks as Sizes. pairs: the number of pairs of each rank, if it is the same in every step and the y
-    columns are those of the pairs; then a batch without extra items needs no communication. None: unknown. Every rank
-    must call both functions. Raises ValueError if, without communication, the batch has another number of rows than
-    `pairs` says.
+    them for all ranks as Sizes (losses/sums/conditions.py). pairs: the number of pairs of each rank, if it is the same
+    in every step and each x row has one y column; then a batch without extra items needs no communication. None:
+    unknown. Every rank must call both functions, all with extra items or all without. Raises ValueError if, without
+    communication, the batch has another number of rows than `pairs` says.
     """
     extra = batch.extra
     further = (0, 0) if extra is None else (len(extra.row), extra.positives)

@@ -1,4 +1,7 @@
-"""One optimiser step on a global batch of any size, for one loss or the weighted sum of several (see loss_term.py)."""
+"""One optimiser step on a global batch of any size, for one loss or the weighted sum of several (see loss_term.py).
+
+Here are also the clipping of the gradient, the steps that are skipped, and the stop after optim.max_skipped of them.
+"""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -13,7 +16,7 @@ from dyad.data.batch import Batch
 from dyad.train.config import Precision
 from dyad.train.distributed.data_parallel import average_now, no_gradient_sync, wrap_towers_of_terms
 from dyad.train.distributed.devices import chosen_precision
-from dyad.train.distributed.sharded_tensors import group_by_mesh, total_norm
+from dyad.train.distributed.sharded_tensors import split_sharded, total_norm
 from dyad.train.distributed.world import all_reduce_sum
 from dyad.train.losses.sums.conditions import Sizes
 from dyad.train.monitor.loss_spikes import LossSpikes
@@ -174,6 +177,7 @@ class TrainStep:
         return {**state, "losses": [*self._spikes.losses], "trust_from": self._assume_from, **averaged}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what `state_dict` returned. The entries trust_from and averaged may be missing, as in older ones."""
         self._scaler.load_state_dict(state["scaler"])
         self._skipped, self._skipped_in_a_row = state["skipped"]
         self._spikes.losses.extend(state["losses"])
@@ -215,7 +219,7 @@ class TrainStep:
             self._skipped_in_a_row += not avoidable
         else:
             if self._config.optim.clip_norm is not None:
-                for parameters in group_by_mesh(self._parameters):
+                for parameters in split_sharded(self._parameters):
                     torch.nn.utils.clip_grads_with_norm_(parameters, self._config.optim.clip_norm, norm)
             self.optimizer.step()
             self.average.update()
@@ -226,7 +230,7 @@ class TrainStep:
         self._scaler.update()
 
     def _undo(self) -> None:
-        """Restore the objectives' states and running statistics that the last attempt's forward passes changed."""
+        """Restore the objectives' per-sample states and the running statistics to those before the last attempt."""
         for term in reversed(self.terms):  # so that state which two terms share is as it was before the first of them
             term.undo()
 

@@ -51,8 +51,10 @@ class Target:
 
     @torch.no_grad()
     def load(self, saved: Mapping[Parameter, Tensor]) -> None:
-        """Set the target's weights from `saved`, trained parameter → weight; for a parameter not in `saved`, set the
-        weight to the current value of the parameter."""
+        """Set the target's weights from `saved`: trained parameter → weight of the target.
+
+        A parameter that `saved` does not have gives its own current value.
+        """
         for parameter, own in self.tensors.items():
             local(own).copy_(local(saved.get(parameter, parameter)))
 
@@ -74,8 +76,9 @@ class Target:
     ) -> dict[str, Tensor]:
         """Return the target's embeddings of the b pairs, "x_target" and "y_target", (b, D) each; {} without a target.
 
-        chunks, sides: the batch, as `in_chunks` cuts it. pairs: b; embeddings of extra items are left out.
-        embed(chunk, towers, key): returns the embeddings of a chunk by `towers`, with noise seeded by `key`.
+        chunks, sides: the batch, as `in_chunks` cuts it. pairs: b; embeddings of extra items are left out. embed(chunk,
+        towers, key): returns the x and y embeddings of a chunk by `towers`, without dummy rows, with noise seeded by
+        `key`.
         """
         if not self.towers:
             return {}
@@ -85,11 +88,11 @@ class Target:
 
 
 def momentum(step: int, total_steps: int, config: TargetConfig) -> float:
-    """Return the decay m of the target's average at step `step` (from 0):
-    m_end − (m_end − m_start) (cos(π step / total_steps) + 1) / 2.
+    """Return the decay m of the target's average (target.kind=ema) at step `step` (from 0).
 
-    m_start: target.momentum; m_end: target.momentum_end. With m_end = 1 this is the schedule of BYOL (Grill et al.
-    2020, arXiv 2006.07733, "Implementation details").
+    m = m_end − (m_end − m_start) (cos(π step / total_steps) + 1) / 2, with m_start from target.momentum and m_end from
+    target.momentum_end. With m_end = 1 this is the schedule of BYOL (Grill et al. 2020, arXiv 2006.07733,
+    "Implementation details").
     """
     start, end = config.momentum, config.momentum_end
     return end - (end - start) * (math.cos(math.pi * step / total_steps) + 1) / 2

@@ -44,9 +44,9 @@ class TrackedRun:
 class Tracker(Sink, ABC):
     """Base class of trackers (W&B, TensorBoard), which display a run in a program of their own.
 
-    The constructor of a subclass takes a TrackedRun. Methods may fail or never return, so BackgroundTracker calls them
-    in a thread. where: address or command to see the run, "" if none is needed. recovery: a clause with the command
-    that sends missing records after a failure, or "".
+    The constructor of a subclass takes a TrackedRun. Constructor and methods may fail or never return, so a
+    BackgroundTracker calls them in a thread, except `is_on` and `clean_up`. where: address or command to see the run,
+    "" if none is needed. recovery: a clause with the command that sends missing records after a failure, or "".
     """
 
     where = recovery = ""
@@ -64,18 +64,18 @@ class Tracker(Sink, ABC):
         """Release what a tracker may still hold, such as a process, after it failed and was dropped from the run.
 
         Does nothing here. A subclass that starts a process overrides it to stop that process, within CLEAN_UP seconds.
-        folder: the run folder.
+        It is called in the run's thread, even if the constructor has failed. folder: the run folder.
         """
 
 
 class BackgroundTracker(Sink):
-    """Runs a tracker in a thread of its own. The constructor waits until the tracker has started.
+    """Runs a tracker in a thread of its own. The constructor waits until the tracker has started or was dropped.
 
     The run waits at most TIMEOUT seconds for start and close of the tracker together. A tracker that fails, does not
     answer, or falls QUEUE_SIZE records behind is dropped: it gets no more records, and `log` gets one line. `log` also
-    gets the line with `Tracker.where`. name: the tracker's name, for messages. start: creates the tracker; called in
-    the thread. clean_up: called when the tracker is dropped, so that the process can end; must return within CLEAN_UP
-    seconds.
+    gets the line with `Tracker.where`. `log` and `conclude` only queue a job for the thread. name: the tracker's name,
+    for messages. start: creates the tracker; called in the thread. clean_up: called when the tracker is dropped, so
+    that the process can end; must return within CLEAN_UP seconds.
     """
 
     def __init__(
@@ -145,6 +145,7 @@ class BackgroundTracker(Sink):
         self._drop_if_failed()
 
     def _drop_if_failed(self) -> None:
+        """If an error was noted, drop the tracker: log one line, and call `clean_up`."""
         if self._error:
             self._dropped = True
             recovery = self._recovery and f", and {self._recovery}"

@@ -23,8 +23,9 @@ from dyad.train.tracking.trackers import TRACKERS
 class Logger(AbstractContextManager["Logger"]):
     """Passes the records and text lines of the training loop to sinks: files, console, trackers.
 
-    Rank 0 has sinks; every other rank has `Logger()`, which does nothing. batch: the global batch size. wandb_id: id of
-    the W&B run, saved in checkpoints; None without W&B. epoch: optimiser steps of an epoch.
+    Rank 0 has sinks, from `build_logger`; every other rank has `Logger()`, which does nothing. Leaving the `with` block
+    closes the sinks. batch: the global batch size. wandb_id: id of the W&B run, saved in checkpoints; None without W&B.
+    epoch: optimiser steps of an epoch.
     """
 
     def __init__(self, sinks: Sequence[Sink] = (), batch: int = 0, wandb_id: str | None = None, epoch: int = 1) -> None:
@@ -50,6 +51,7 @@ class Logger(AbstractContextManager["Logger"]):
             sink.conclude(panels, report)
 
     def print(self, line: str) -> None:
+        """Print text to log.txt and the console, without credentials and with control characters escaped."""
         for sink in self._sinks:
             sink.print(printable(line))
 
@@ -59,6 +61,7 @@ class Logger(AbstractContextManager["Logger"]):
             sink.flush()
 
     def close(self, failed: bool = False) -> None:
+        """Close all sinks, for which trackers may take seconds. failed: whether the run ends with an error."""
         for sink in self._sinks:
             sink.close(failed)
 
@@ -97,15 +100,16 @@ def build_logger(
 
     If schedule.evaluation_owed, the record of the evaluation at that step is removed too, as it will run again. The
     trackers that `config` asks for are started. folder: the run folder. config: tracking settings, with config.wandb
-    already resolved (`resolve_wandb_mode`). run_config: the run's configuration as plain values, for the trackers,
-    which remove the secrets in it. wandb_id: id of the W&B run, from the checkpoint; None: a new id if W&B is on.
+    already resolved (`resolve_wandb_mode`); TRACKERS are asked again, and may raise ConfigError (`Tracker.is_on`).
+    run_config: the run's configuration as plain values, for the trackers, which remove the secrets in it. wandb_id: id
+    of the W&B run, from the checkpoint; None: a new id if W&B is on.
     """
     path = folder / "metrics.jsonl"
     console = build_console(schedule)
     text = [LogFile(folder / "log.txt", Lines(schedule), console.print), console]
 
     log = Logger(text).print
-    taken_back = cut(path, schedule.first_step, log, schedule.evaluation_owed)
+    taken_back = drop_after(path, schedule.first_step, log, schedule.evaluation_owed)
     sinks: list[Sink] = [JsonLines(path, log)]
     if config.wandb is not Wandb.disabled:
         wandb_id = wandb_id or secrets.token_hex(4)
@@ -117,12 +121,12 @@ def build_logger(
     return Logger([*sinks, *text], schedule.global_batch_size, wandb_id, schedule.steps_per_epoch)
 
 
-def cut(path: Path, step: int, log: Callable[[str], None], evaluation_owed: bool = False) -> set[RecordPosition]:
+def drop_after(path: Path, step: int, log: Callable[[str], None], evaluation_owed: bool = False) -> set[RecordPosition]:
     """Remove the records after step number `step` from metrics.jsonl, because the resumed run logs them again.
 
-    path: the file metrics.jsonl, which need not exist. Returns the set of the removed records' positions: (step,
-    whether it is a record of training). evaluation_owed: also remove the evaluation's record at `step` itself. Damaged
-    lines are removed and reported to `log`. If an error occurs, the file stays as it was.
+    path: the file metrics.jsonl; without it the result is empty. Returns the set of the removed records' positions:
+    (step, whether it is a record of training). evaluation_owed: also remove the evaluation's record at `step` itself.
+    Damaged lines are removed and reported to `log`. If an error is raised, the file stays as it was.
     """
     if not path.exists():
         return set()

@@ -13,7 +13,8 @@ from typing import NamedTuple
 class Score(NamedTuple):
     """A metric value with the ends of its 95 % confidence interval, `low` and `high`.
 
-    chance: the chance level (the score of a random ranking of the candidates), None if unknown or not finite.
+    chance: the chance level (the score of a random ranking of the candidates). A number that is unknown or not finite
+    is None.
     """
 
     value: float | None

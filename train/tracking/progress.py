@@ -27,6 +27,7 @@ def is_training(record: Record) -> bool:
 
 
 def position(record: Record) -> RecordPosition:
+    """Return (the step of a record, whether it has metrics of training): two records of a run differ in one of them."""
     return record["step"], is_training(record)
 
 
@@ -64,8 +65,9 @@ class Sink:
 class Lines:
     """Formats records as text in open_clip's format: `lines(record)` returns the line of one record.
 
-    "Loss: 3.21 (3.30)" shows the loss, and the mean of the losses in this epoch's lines up to this one. So each object
-    must get the records of a run in order, each once.
+    A record of training needs the metrics that every logged step has (data_time, batch_time, lr, …). "Loss: 3.21
+    (3.30)" shows the loss, and the mean of the losses in this epoch's lines up to this one. So each object must get the
+    records of a run in order, each once.
     """
 
     def __init__(self, schedule: RunSchedule) -> None:
@@ -77,6 +79,7 @@ class Lines:
         return (step - 1) // self.schedule.steps_per_epoch
 
     def remaining(self, record: Record) -> timedelta:
+        """Return the time from a record of training to the last step, at the record's seconds per step."""
         return timedelta(seconds=round((self.schedule.total_steps - record["step"]) * record["train/batch_time"]))
 
     def __call__(self, record: Record) -> str:
@@ -177,5 +180,8 @@ class BarConsole(PlainConsole):
 
 
 def build_console(schedule: RunSchedule) -> Sink:
-    """Return the Sink for the console: a progress bar if standard output is a terminal, plain lines otherwise."""
+    """Return the Sink for the console: a progress bar if standard output is a terminal, plain lines otherwise.
+
+    The bar is shown at once, and until `close`.
+    """
     return (BarConsole if on_terminal(sys.stdout) else PlainConsole)(Lines(schedule))

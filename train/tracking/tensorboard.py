@@ -60,7 +60,10 @@ class TensorBoard(Tracker):
                     )
 
     def _write_grid(self, tag: str, grid: Grid) -> None:
-        """Write a table as Markdown text under `tag`, and each image in it under "<tag>/<row number> <column>"."""
+        """Write a table as Markdown text under `tag`, and each image in it under "<tag>/<row number> <column>".
+
+        Row numbers count from 1. Raises OSError or DataError for a thumbnail that cannot be read.
+        """
         from dyad.data.image_text.decode import decode
 
         self._writer.add_text(tag, markdown(grid), self._step)
@@ -76,7 +79,10 @@ class TensorBoard(Tracker):
 
 
 def markdown(grid: Grid) -> str:
-    """Return a table in Markdown. HTML in texts is escaped, so that it has no effect; images become their captions."""
+    """Return a table in Markdown. HTML in texts is escaped, so that it has no effect; images become their captions.
+
+    Each cell is one line: runs of white space become one blank. None becomes an empty cell.
+    """
 
     def shown(cell: Cell) -> str:
         text = cell.caption if isinstance(cell, Thumbnail) else "" if cell is None else str(cell)

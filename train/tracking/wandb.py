@@ -27,7 +27,11 @@ GROUPS = ("train", "val", "eval", "gallery", "scores", "confusion", "classes", "
 
 
 class WandbRun(Tracker):
-    """The W&B tracker: starts or continues one W&B run, online or offline as `run.config.wandb` says."""
+    """The W&B tracker: starts or continues one W&B run, online or offline as `run.config.wandb` says.
+
+    The constructor waits up to START seconds for the server, sets WANDB_DATA_DIR, and removes secrets from the
+    configuration that it sends. Records that W&B has from before a resume are not sent again.
+    """
 
     def __init__(self, run: TrackedRun) -> None:
         folder = self._folder = run.folder / "wandb"

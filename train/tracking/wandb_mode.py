@@ -27,7 +27,8 @@ def wandb_mode(config: TrackingConfig) -> Wandb:
 
     auto means the mode in the environment variable WANDB_MODE if it names one, else online if there is an API key, else
     disabled. Reads the environment, W&B's settings and ~/.netrc, never the network. Raises ConfigError for online
-    without an API key.
+    without an API key; an error of importing wandb, if ~/.netrc has hosts and the settings must be read, is let
+    through.
     """
     named = os.environ.get("WANDB_MODE", "")
     wanted = Wandb[named] if config.wandb is Wandb.auto and named in Wandb.__members__ else config.wandb
@@ -45,7 +46,7 @@ def resolve_wandb_mode(config: TrackingConfig, run_dir: Path, log: Callable[[str
 
     Nothing is logged if `wandb_mode` gives disabled. Else the mode becomes offline if the W&B server does not answer,
     and disabled if the wandb package cannot be imported. Call it before data are read. log: prints the line. run_dir:
-    the run folder, shown in the line. Raises ConfigError if the user asks for online and there is no API key.
+    the run folder, shown in the line. Raises as `wandb_mode` does.
     """
     mode, where = wandb_mode(config), ""
     reason = " (WANDB_MODE)" if config.wandb is Wandb.auto and os.environ.get("WANDB_MODE") else ""
@@ -79,7 +80,7 @@ def set_up_wandb() -> Any:
     """Return the package wandb after wandb.setup, in which it reads the user's settings.
 
     A settings file in the working folder (wandb/settings) is not read: it could name another server, to which W&B would
-    then send the API key.
+    then send the API key. So the working folder of the process is / during the call.
     """
     wandb = wandb_package()
     with chdir("/"):
@@ -88,7 +89,10 @@ def set_up_wandb() -> Any:
 
 
 def server() -> str:
-    """Return the address of the W&B server, from WANDB_BASE_URL or the settings that `wandb login --host` wrote."""
+    """Return the address of the W&B server, from WANDB_BASE_URL or the settings that `wandb login --host` wrote.
+
+    Without WANDB_BASE_URL the package wandb is imported, whose errors are let through; the default is W&B's cloud.
+    """
     wanted = os.environ.get("WANDB_BASE_URL")
     return wanted or set_up_wandb().setup().settings.base_url
 

@@ -28,7 +28,7 @@ from dyad.plan.speed import published_mfu, seconds_sent
 from dyad.plan.summary import plan_lines
 from dyad.run.checks import check
 from dyad.run.main import train_or_plan
-from dyad.train.cli.command_line import read_line
+from dyad.train.cli.command_line import parse_command_line
 from dyad.train.cli.compose import compose_config
 from dyad.train.config import DistConfig, Parallel, Precision, TrainConfig
 from dyad.train.distributed.world import World
@@ -40,7 +40,7 @@ FEW = ["small_cnn", "frozen in chunks, sharded"]  # of tests/jobs/plan_job.py: D
 
 
 def config_of(*words: str) -> TrainConfig:
-    return compose_config(read_line(words).words)
+    return compose_config(parse_command_line(words).words)
 
 
 def sent_by(plan: RunPlan) -> Mapping[str, float]:

@@ -6,7 +6,7 @@ import pytest
 from helpers.messages import raises
 
 from dyad.data.base.errors import ConfigError
-from dyad.train.cli.also import auxiliary_configs, refuse_lost
+from dyad.train.cli.also import auxiliary_configs, refuse_keys_of_shared_towers
 from dyad.train.cli.compose import compose_config
 from dyad.train.config import TargetKind
 
@@ -66,7 +66,7 @@ def test_keys_of_the_towers_of_the_run_are_refused(run: list[str], more: str, na
     """They change no shape, and the loss trains the towers of the run: nothing would come of them."""
     config = compose_config([*run, "steps=3", f"also.more='{more}'"])
     with raises(ConfigError, named):
-        refuse_lost(config, auxiliary_configs(config)["more"])
+        refuse_keys_of_shared_towers(config, auxiliary_configs(config)["more"])
 
 
 @pytest.mark.parametrize(
@@ -84,4 +84,4 @@ def test_keys_of_the_towers_of_the_run_are_refused(run: list[str], more: str, na
 )
 def test_a_projection_inputs_and_other_towers_are_of_the_loss(run: list[str], more: str) -> None:
     config = compose_config([*run, "steps=3", f"also.more='{more}'"])
-    refuse_lost(config, auxiliary_configs(config)["more"])
+    refuse_keys_of_shared_towers(config, auxiliary_configs(config)["more"])

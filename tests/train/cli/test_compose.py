@@ -15,7 +15,7 @@ from omegaconf import OmegaConf
 
 from dyad.data.base.errors import ConfigError
 from dyad.run.checks import check_arguments
-from dyad.train.cli.command_line import read_line
+from dyad.train.cli.command_line import parse_command_line
 from dyad.train.cli.compose import CONFIG_DIR, compose_config, groups, keys
 from dyad.train.cli.usage import COMMON, help_text
 from dyad.train.config import TrainConfig
@@ -190,7 +190,7 @@ def test_a_mistake_has_the_same_answer_under_every_flag(mistake: str) -> None:
 
 def test_a_sweep_runs_every_combination_and_refuses_a_shared_folder(tmp_path: Path) -> None:
     words = ["experiment=emoji", "-m", "optim.lr=1e-3,2e-3", "seed=range(0,2)"]
-    assert [run[1:] for run in read_line(words).runs()] == [
+    assert [run[1:] for run in parse_command_line(words).runs()] == [
         [f"optim.lr={lr}", f"seed={seed}"] for lr in ("0.001", "0.002") for seed in (0, 1)
     ]
     assert check_arguments(words) is None

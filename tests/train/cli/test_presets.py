@@ -7,7 +7,7 @@ from helpers.messages import raises
 
 from dyad.data.base.errors import ConfigError
 from dyad.run.checks import check_arguments
-from dyad.train.cli.command_line import read_line
+from dyad.train.cli.command_line import parse_command_line
 from dyad.train.cli.compose import compose_config, preview, words_for
 from dyad.train.cli.presets import CONFIG_DIR
 from dyad.train.config import TrainConfig
@@ -71,7 +71,7 @@ def test_a_run_goes_on_wherever_its_recipe_lies_now(recipe: Path, tmp_path: Path
 def test_recipes_are_swept(recipe: Path) -> None:
     other = recipe.with_name("other.yaml")
     other.write_text("experiment: x\nsteps: 3\ndata: {train: data/samples/emoji/fxemoji-trained.tar}\n")
-    line = read_line(["-m", f"experiment={recipe},{other}", "model=tiny"])
+    line = parse_command_line(["-m", f"experiment={recipe},{other}", "model=tiny"])
     assert [compose_config(words).steps for words in line.runs()] == [5, 3]
     assert check_arguments(["-m", f"experiment={recipe},{other}", "--cfg", "runs"]) is None
 
@@ -138,8 +138,8 @@ def test_a_recipe_that_is_not_there_is_named_with_the_folder(tmp_path: Path) -> 
 def test_launchers_of_hydra_are_answered_with_a_command(recipe: Path) -> None:
     line = ["hydra/launcher=submitit_slurm", f"experiment={recipe}", "optim.lr=1e-3,1e-4", "-m"]
     with raises(ConfigError, "optim.lr=1e-3,1e-4", "launch/slurm.sbatch"):
-        read_line(line)
-    assert read_line(["hydra/launcher=basic", *line[1:]]).sweep
+        parse_command_line(line)
+    assert parse_command_line(["hydra/launcher=basic", *line[1:]]).sweep
 
 
 def test_a_recipe_that_leads_elsewhere_shows_nothing_of_it(

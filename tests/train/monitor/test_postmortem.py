@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 
 from dyad.train.monitor import postmortem
-from dyad.train.monitor.postmortem import name_flight_records
+from dyad.train.monitor.postmortem import enable_flight_recorder
 
 ROOT = Path(__file__).parents[3]
 RECORD = """
 import os, sys, torch, torch.distributed as dist
 from pathlib import Path
-from dyad.train.monitor.postmortem import name_flight_records
-name_flight_records(Path(sys.argv[1]))
+from dyad.train.monitor.postmortem import enable_flight_recorder
+enable_flight_recorder(Path(sys.argv[1]))
 dist.init_process_group("gloo", rank=0, world_size=1, init_method=f"file://{sys.argv[1]}/store")
 dist.all_reduce(torch.ones(3))
 torch._C._distributed_c10d._dump_fr_trace_file(0)  # what a backend does at a timeout
@@ -47,7 +47,7 @@ def test_the_flight_recorder_writes_into_the_run_folder(tmp_path: Path) -> None:
 def test_what_the_user_has_set_stays(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("TORCH_FR_DUMP_TEMP_FILE", "own")
     monkeypatch.setenv("TORCH_NCCL_DUMP_ON_TIMEOUT", "0")
-    name_flight_records(tmp_path)
+    enable_flight_recorder(tmp_path)
     assert (os.environ["TORCH_FR_DUMP_TEMP_FILE"], os.environ["TORCH_NCCL_DUMP_ON_TIMEOUT"]) == ("own", "0")
 
 
@@ -57,7 +57,7 @@ def test_each_run_of_a_sweep_has_its_own(monkeypatch: pytest.MonkeyPatch, tmp_pa
         monkeypatch.setenv(name, "")
         monkeypatch.delenv(name)
     for run_folder in (tmp_path / "1", tmp_path / "2"):
-        name_flight_records(run_folder)
+        enable_flight_recorder(run_folder)
     assert os.environ["TORCH_FR_DUMP_TEMP_FILE"] == str(tmp_path / "2" / "nccl_trace_rank_")
 
 

@@ -15,7 +15,7 @@ import pytest
 
 from dyad.train.config import TrackingConfig, Wandb
 from dyad.train.run_schedule import RunSchedule
-from dyad.train.tracking.logger import Logger, build_logger, cut
+from dyad.train.tracking.logger import Logger, build_logger, drop_after
 from dyad.train.tracking.progress import Lines
 
 ROOT = Path(__file__).parents[3]
@@ -174,11 +174,11 @@ def test_a_resumed_run_takes_back_what_is_past_its_checkpoint(tmp_path: Path) ->
 def test_an_evaluation_that_is_owed_comes_again(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     path.write_text('{"step": 2, "train/loss": 1}\n{"step": 2, "val/R@1": 1}\n')
-    assert cut(path, 2, print) == set()
+    assert drop_after(path, 2, print) == set()
     assert len(records(tmp_path)) == 2
-    assert cut(path, 2, print, evaluation_owed=True) == {(2, False)}
+    assert drop_after(path, 2, print, evaluation_owed=True) == {(2, False)}
     assert records(tmp_path) == [{"step": 2, "train/loss": 1}]
-    assert cut(path, 0, print) == {(2, True)}
+    assert drop_after(path, 0, print) == {(2, True)}
     assert path.read_text() == ""
 
 
@@ -189,7 +189,7 @@ def test_a_line_that_is_no_record_is_left_out_and_said(tmp_path: Path) -> None:
     path, told = tmp_path / "metrics.jsonl", list[str]()
     sound = [json.dumps({"step": step, "train/loss": step}).encode() for step in (1, 2)]
     path.write_bytes(b"\n".join([sound[0], *NO_RECORDS, sound[1], b'{"step": 3, "tr' + bytes(9)]))
-    cut(path, 2, told.append)
+    drop_after(path, 2, told.append)
     assert path.read_bytes() == b"\n".join([*sound, b""])
     assert told == [f"{path}: damaged, left out: line 2, 3, 4, 5, 6, 7, 8, 9"]
 
