@@ -177,9 +177,9 @@ def relations(batch: GatheredBatch, options: PairOptions) -> Relations:
 def without_positives(related: Relations, options: PairOptions) -> tuple[Exclusion, Tensor]:
     """Return an Exclusion with which sums run over negatives alone, and a mask (P,) bool of the P positive pairs.
 
-    The Exclusion leaves out all pairs that are no candidates, and all positives in batch.positives. The mask is True
-    for a positive pair that is in the softmax sum of its term: any with positives=exclude, unless candidates=negatives;
-    else one that is itself a candidate. related: the result of `relations`, from the same `options`.
+    The Exclusion leaves out all pairs that are no candidates, and all positives in batch.positives. The mask says which
+    positive pairs are in the softmax sum of their own term: all with one_positive_per_sum(options), else those that are
+    candidates. related: the result of `relations`, from the same `options`.
     """
     batch, exclusion = related.batch, related.exclusion or Exclusion()
     positives, dropped = batch.positives, exclusion.dropped

@@ -77,16 +77,17 @@ class Objective(nn.Module):
 
         x_bD: the embeddings of this rank's b rows, (b, D); y_mD: those of its m columns (y items), with m = b unless
         `positives` lists the pairs; the objective Cpc takes sequences. forward normalises them if the similarity is
-        cosine. With options.matryoshka the losses of embeddings cut to these widths are added. Only SimCLR takes
-        y_mD=None: x_bD then holds both views. Scores are float32, or float64 for float64 embeddings. Every other
-        argument is None if not given; ids, keys and lists of pairs are int64, or integers that torch.as_tensor takes.
-        sample_ids_b: indices of per-sample state. negatives: (b, k, D), k hard negatives per row, or Columns (a list of
-        further y items). positives, excluded: (P, 2), P pairs (local row, global column); without positives, row i of x
-        and row i of y are a pair; excluded pairs are in no sum. x_keys, y_keys: (b,), equal for the same item; x_keys
-        or y_keys is needed unless duplicates=keep. known_positives: keys of items that are relevant to a row: columns
-        with these keys are not among the row's negatives. x_target, y_target: (b, D), embeddings of the same x and y by
-        a target network. x_negatives: x items of no pair, negatives of the y of all pairs; they have no term of their
-        own in the loss. more: arguments that only some objectives take, such as lengths.
+        cosine. With options.matryoshka the losses of embeddings cut to these widths are added, and are metrics, such as
+        loss_64. Only SimCLR takes y_mD=None: x_bD then holds both views. Scores are float32, or float64 for float64
+        embeddings. Every other argument is None if not given; ids, keys and lists of pairs are int64, or integers that
+        torch.as_tensor takes. sample_ids_b: (b,), the indices of per-sample state, for objectives that keep one.
+        negatives: (b, k, D), k hard negatives per row, or Columns (a list of further y items). positives, excluded: (P,
+        2), P pairs (local row, global column); without positives, row i of x and row i of y are a pair; excluded pairs
+        are in no sum. x_keys, y_keys: (b,), equal for the same item; x_keys or y_keys is needed unless duplicates=keep.
+        known_positives: keys of items that are relevant to a row: columns with these keys are not among the row's
+        negatives; y_keys must be given. x_target, y_target: (b, D), embeddings of the same x and y by a target network.
+        x_negatives: x items of no pair, negatives of the y of all pairs; they have no term of their own in the loss.
+        more: arguments that only some objectives take, see their classes: importance, lengths, teacher.
 
         relevance: a weight w in (0, 1] for each positive pair: (b,), of row i and column i; with `positives` (P,), in
         their order; Columns holds the weights of further positives. The weight multiplies the pair's term f in each
@@ -247,7 +248,7 @@ def shapes(*tensors: Tensor | None) -> str:
 
 
 def check_pairs(x_bD: Tensor, y_mD: Tensor | None, **others: Tensor | None) -> tuple[Tensor, Layout]:
-    """Check that x and y are pairs (x_i, y_i), both (b, D); return y, and how the pairs lie on the ranks.
+    """Check that x and y are pairs (x_i, y_i), both (b, D); return y and the Layout of the pairs over ranks.
 
     For objectives that gather no columns. others: name → further embeddings of the pairs. Every rank must call it.
     Raises ValueError unless all embeddings are (b, D) alike, and for a global batch without a pair.

@@ -65,7 +65,8 @@ class SogCLR(TemperatureObjective):
     """SogCLR: L = mean_i τ log u_i in each direction, with a fixed τ (Yuan et al. 2022, arXiv:2202.12387, alg. 1).
 
     u_i: the running mean of e^(d_ij/τ) over the negatives j of anchor i; d_ij: the score of (i, j) minus that of the
-    pair (i, i); τ: the temperature. forward needs sample_ids_b, the indices of u; it updates u in training mode.
+    pair (i, i); τ: the temperature. forward needs sample_ids_b, the indices of u; it updates u in training mode with
+    gradients enabled.
     """
 
     gathers_ids = True

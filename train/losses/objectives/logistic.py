@@ -289,7 +289,7 @@ class BinaryNce(LogisticObjective):
 
     The means are over data pairs (positives) and noise pairs (negatives). Twice this loss is NCE with one noise pair
     per data pair. With negatives_per_positive = r, the noise of global row i is only the columns i+1 … i+r (mod B), at
-    a cost of O(b·r·D).
+    a cost of O(b·r·D); forward then raises ConfigError for r ≥ B, further columns, and lists of pairs.
     """
 
     options: BinaryNceOptions

@@ -98,8 +98,9 @@ class OCE(ABC):
     def closed_form(self, losses: Losses, tau: Tensor) -> tuple[Tensor, Solution]:
         """Return the weighted sum of the rows' OCE, 0-d, and the Solution, the ν at which each row's OCE is minimal.
 
-        The weights are losses.factors_R, so the mean of the sums over ranks is the mean over the rows of all ranks. The
-        sum is differentiable in the embeddings, the positives' scores and τ. tau: the temperature τ, 0-d.
+        The weights are losses.factors_R: the mean of the sums over ranks is the mean over the rows of all ranks, each
+        times its relevance. The sum is differentiable in the embeddings, the positives' scores and τ. tau: the
+        temperature τ, 0-d.
         """
         solution = self.solve(losses, tau.detach())
         return self.value_at(losses, tau, solution.base_R, solution.offset_R), solution

@@ -202,7 +202,9 @@ class Coce(RobustObjective):
     With one positive per row (self) these are the columns of the B − 1 other pairs; supervised means that positives are
     labelled, by lists or keys. semi: all columns, so that unlabelled positives may be among the candidates. With
     options.candidates=list, candidates are further limited to the row's own list: the column of its pair and its
-    further columns. With setting=supervised these are the labelled negatives of the row (Zhu et al. 2022).
+    further columns. With setting=supervised these are the labelled negatives of the row (Zhu et al. 2022). With
+    options.nu=state, which has one ν for a sample, forward raises ConfigError if a row has several positives, unless
+    the pair loss is the identity.
     """
 
     options: CoceOptions
@@ -230,7 +232,7 @@ class Coce(RobustObjective):
         """Return the losses with one row for every positive pair (i, p) of an anchor i and a positive p.
 
         With the identity as pair loss there is one row for every anchor i, as the identity commutes with the mean over
-        positives p. Every rank must call it if the batch lists positive pairs.
+        positives p. Every rank must call it.
         """
         options = self.options
         if options.duplicates is Duplicates.positive:  # the own pair is one of several positives

@@ -126,10 +126,10 @@ class StateBatch:
     ) -> tuple[StateBatch, Numbers, dict[str, MeanEstimates]]:
         """Sum over negatives; return this batch with the whole old state, log ĝ_i, and the MeanEstimates.
 
-        ĝ_i: the mean of e^(d_ij/τ) over the negatives j of anchor i, d_ij the score of j minus that of the positive.
-        The first result is complete (`complete` of `of`). The second is log ĝ_i of the anchors in `seen`, with
-        gradient: side → (b,) for x and (B,) for y, −inf for an anchor without negatives. The third is the result of
-        mean_estimates, without gradient.
+        ĝ_i: the mean of e^(d_ij/τ) over the negatives j of anchor i, d_ij the score of j minus that of the positive;
+        log-weights, if given, are added to d_ij/τ. The first result is complete (`complete` of `of`). The second is log
+        ĝ_i of the anchors in `seen`, with gradient: side → (b,) for x and (B,) for y, −inf for an anchor without
+        negatives. The third is the result of mean_estimates, without gradient.
 
         batch: self.batch, or a copy with other embeddings. scale: as in log_partition (sums/lse.py), but with Scales of
         the columns of pairs alone, (B,). own_logits(): the logits of the pairs (x_i, y_i), for anchors x and for
@@ -246,10 +246,10 @@ class StateBatch:
 class MeanEstimates:
     """Two estimates of the mean of e^(d_ij/τ) over the negatives j of an anchor i, for all B samples i of the batch.
 
-    d_ij: the score of j minus that of the positive. log_g_B (B,): log of the mean over the negatives in this batch; a
-    sample that occurs more than once has the mean over its places. log_u_B (B,): log of the running mean over batches,
-    this one included. A sample without negatives in this batch has log_g_B = −inf and keeps its log_u_B, which is NaN
-    before its first batch with negatives. No gradients.
+    d_ij: the score of j minus that of the positive; NUCLR adds ζ_j. log_g_B (B,): log of the mean over the negatives in
+    this batch; a sample that occurs more than once has the mean over its places. log_u_B (B,): log of the running mean
+    over batches, this one included. A sample without negatives in this batch has log_g_B = −inf and keeps its log_u_B,
+    which is NaN before its first batch with negatives. No gradients.
     """
 
     log_g_B: Tensor

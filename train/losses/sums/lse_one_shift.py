@@ -62,8 +62,8 @@ def find_bound(tiles: Tiles, logits: Logits, layout: Layout, row_weights_B: Tens
     logits: the scales and log-weights that turn scores into logits. layout: how the columns are distributed over ranks.
     row_weights_B: the log-weights of the rows of all ranks; None: all 0. Returns a Bound: the shift, the same on every
     rank, and the largest log-weight of the rows and of the columns. Returns None if each row and column has its own
-    scale, or if the limit scale · max|x| · max|y| of |logit| is infinite or too large for one shift. Every rank must
-    call it.
+    scale, or if the limit scale · max|x| · max|y| of |logit| is infinite or too large for one shift; within
+    collect_checks(speculative=True) of conditions.py it is assumed not to be. Every rank must call it.
     """
     if logits.column_scale_M is not None:
         return None
