@@ -63,8 +63,9 @@ def collect_checks(speculative: bool, sizes: Sizes | None = None, logged: bool =
     """Give objectives in the `with` block these settings of Checks, and yield the Checks that the block fills.
 
     speculative: whether conditions such as "no sum underflows" are assumed to hold; the caller must then read
-    Checks.violated, and compute again with speculative=False if it is not 0. sizes: the layouts of the global batch;
-    None: the ranks exchange sizes. logged: whether costly metrics are wanted. All three must be equal on all ranks.
+    Checks.violated, and compute again with speculative=False if it is not 0. The caller must also sum and finish
+    Checks.later, see summed_later. sizes: the layouts of the global batch; None: the ranks exchange sizes. logged:
+    whether costly metrics are wanted. All three must be equal on all ranks.
     """
     checks = Checks(speculative, sizes, logged)
     token = _CHECKS.set(checks)

@@ -62,14 +62,14 @@ def log_partition(
     out; None: no pair. row_weights_B (of all ranks, distributed as the columns), column_weights_M: log-weights; None:
     all 0. shares: a function from the log-sums of this rank's rows to further numbers, which the collective of the
     column sums sums over ranks too; their sum, without gradient, is a third result. The first two results are float32
-    or float64. A row or column whose pairs are all left out gets −inf, with gradient zero. Differentiable in x, y,
-    scale and log-weights.
+    or float64. A row or column whose pairs are all left out gets −inf, with gradient zero. Differentiable once in x, y,
+    scale and log-weights; a backward with create_graph=True raises RuntimeError.
 
     The column results are the same on every rank, and a rank may use any column: backward sums the gradients of columns
     over ranks. whole_gradients: whether the gradients that reach each rank's column results are that sum already, so
     that backward does not sum. Gradients of inputs that all ranks share (y, scale, column weights) are this rank's
-    share, to be summed over ranks, as Layout.gather does for y. Every rank must call it, forward and backward, with any
-    number of rows.
+    share, to be summed over ranks, as Layout.gather does for y. With a layout, every rank must call it, forward and
+    backward, with any number of rows.
     """
     row_scale, column_scale = (scale.rows_b, scale.columns_M) if isinstance(scale, Scales) else (scale, None)
     row_weights_b = row_weights_B

@@ -241,8 +241,8 @@ class Tiles:
     def half(self) -> bool:
         """Whether matrix products take bf16 operands and sum in float32, and functions of scores are fused kernels.
 
-        True for bf16 embeddings on GPUs that can compile. A product of two bf16 numbers is exact in float32, so the
-        scores are those of float32 operands.
+        True for bf16 embeddings on GPUs that can compile; fp16 embeddings are converted to float32. A product of two
+        bf16 numbers is exact in float32, so the scores are those of float32 operands.
         """
         some = len(self.x_bD) * len(self.y_MD) > 0
         return some and self.x_bD.dtype == self.y_MD.dtype == torch.bfloat16 and fuses(self.x_bD.device)
