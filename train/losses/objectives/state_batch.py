@@ -216,12 +216,10 @@ class StateBatch:
         """
         return self.anchors[side].share * (0.5 if self.options.directions is Directions.mean else 1.0)
 
-    def result(
-        self, loss: Tensor, updated: dict[str, MeanEstimates], gradients: Numbers, step: Step
-    ) -> ObjectiveResult:
+    def result(self, loss: Tensor, means: dict[str, MeanEstimates], gradients: Numbers, step: Step) -> ObjectiveResult:
         """Return the loss with its metrics, and store the new log u and per-sample parameters if self.training.
 
-        loss: this rank's share of the loss. updated: log ĝ and the new running means log u, by side. gradients: this
+        loss: this rank's share of the loss. means: log ĝ and the new running means log u, by side. gradients: this
         rank's share of the gradients in per-sample parameters, (B,) by side, maybe {}. step: a function from the sums
         of `gradients` over ranks to the new parameters, (B,) by "<name>_<side>", and further metrics, 0-d; a trainer
         sums and calls it later, see summed_later. The metric staleness is the mean |log u − log ĝ| over the anchors of
@@ -229,13 +227,13 @@ class StateBatch:
         """
 
         def stored(sums: Tensor) -> Numbers:
-            new, metrics = step(dict(zip(gradients, sums.chunk(len(updated)), strict=False)))
+            new, metrics = step(dict(zip(gradients, sums.chunk(len(means)), strict=False)))
             if self.training:
-                self.sample_state.write(self.read, {f"log_u_{side}": m.log_u_B for side, m in updated.items()} | new)
+                self.sample_state.write(self.read, {f"log_u_{side}": m.log_u_B for side, m in means.items()} | new)
             return {"share_never_visited": self.sample_state.share_never_visited.to(stale), **metrics}
 
-        counted = torch.cat([m.has_negatives_B for m in updated.values()])
-        off = torch.where(counted, torch.cat([m.log_u_B - m.log_g_B for m in updated.values()]), 0.0).abs()
+        counted = torch.cat([m.has_negatives_B for m in means.values()])
+        off = torch.where(counted, torch.cat([m.log_u_B - m.log_g_B for m in means.values()]), 0.0).abs()
         stale, gamma = off.sum() / counted.sum().clamp(min=1), self.options.gamma_at(self.epoch)
         health = {"staleness": stale, "gamma": torch.full_like(stale, gamma)}
         health |= summed_later(torch.cat([off[:0], *gradients.values()]), self.batch.rows, stored)
