@@ -122,7 +122,7 @@ class LogisticFormula:
 
 
 def _noise_loss(s: Tensor, *added: Tensor) -> Tensor:
-    """Return the loss sp(a) = log(1 + e^a) of noise pairs, whose logit a is s plus all tensors in `added`."""
+    """Return the loss sp(a) = log(1 + e^a) of noise pairs, elementwise; the logit a is s plus all tensors in `added`."""
     return softplus(sum(added, start=s))
 
 
@@ -304,6 +304,7 @@ class BinaryNce(LogisticObjective):
         return super().of_batch(batch) if r is None else self._sampled(batch, r)
 
     def _sampled(self, batch: GatheredBatch, r: int) -> ObjectiveResult:
+        """Return the loss and metrics with the r columns after a row's own as its noise. Every rank must call it."""
         total, scale, own = batch.rows.total, self.scale(batch.x_bD), batch.columns.own
         plain = batch.positives.own is not None and batch.excluded is batch.known is None and len(batch.y_MD) == total
         if r >= total or not plain:

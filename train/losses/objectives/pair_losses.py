@@ -138,6 +138,7 @@ class Losses:
         return list(tiles.scores(kept=True)) if tiles.keeps_scores else []
 
     def _tiles(self, rows: slice, of_scores: Elementwise) -> Iterator[Tensor]:
+        """Yield of_scores(s) for the tiles s of a slice of the rows, −inf for excluded pairs."""
         kept = [block for block in self._kept if block[0] == rows]
         for _, columns, s in kept or Tiles(self.x_RD[rows], self.y_MD).scores():
             mask = self.exclusion.mask(rows, columns) if self.exclusion else None

@@ -102,6 +102,7 @@ class RobustObjective(TemperatureObjective):
             self._nu_began = self._nu_is_known = False
 
     def _with_solution(self, losses: Losses, tau: Tensor) -> tuple[Tensor, Metrics]:
+        """Return the weighted sum of the rows' OCE, each at its minimising ν (options.nu=closed_form), and metrics."""
         value, solution = self._oce.closed_form(losses, tau)
         of_rows = {"nu": solution.nu_R(tau.detach()), **solution.of_weights}
         return value, {name: losses.mean(values_R) for name, values_R in of_rows.items()}

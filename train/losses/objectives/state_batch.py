@@ -207,6 +207,7 @@ class StateBatch:
         return torch.stack(terms).sum()
 
     def _relevance(self, part: slice) -> Tensor | None:
+        """Return the relevance of the pairs in a slice of the global batch; None: all 1."""
         return None if self.relevance_B is None else self.relevance_B[part]
 
     def share(self, side: str) -> Tensor:
