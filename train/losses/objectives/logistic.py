@@ -122,7 +122,7 @@ class LogisticFormula:
 
 
 def _noise_loss(s: Tensor, *added: Tensor) -> Tensor:
-    """Return the loss sp(a) = log(1 + e^a) of noise pairs, elementwise; the logit a is s plus all tensors in `added`."""
+    """Return the loss sp(a) = log(1 + e^a) of noise pairs, elementwise; the logit a is s plus all of `added`."""
     return softplus(sum(added, start=s))
 
 

@@ -218,7 +218,7 @@ class ObjectiveOptions:
 
 
 def _restored(family: type[ObjectiveOptions], values: dict[str, Any]) -> ObjectiveOptions:
-    """Return the options that ObjectiveOptions.__reduce__ pickled, of the class that `preset` has made in this process."""
+    """Return the options that ObjectiveOptions.__reduce__ pickled, of the class that `preset` made in this process."""
     return _presets[family, values["name"]](**values)
 
 
