@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
-from dyad.train.losses.objectives.logistic import _labelled_by_key, _noise
+from dyad.train.losses.objectives.logistic import _labelled_by_key, _noise_loss
 from dyad.train.losses.objectives.oce import KL, CVaR
 from dyad.train.losses.sums import fused_tiles, pair_sum
 from tests.gpu_less.pretend_cuda import answers
@@ -53,13 +53,13 @@ def cases() -> dict[str, tuple[Any, tuple[Any, ...]]]:
             (s, scales, None, (u, v), (u, v), half),
         ),
         "the whole row: coce, KL of scores": (fused_tiles.row_exponentials, (s, scale, -1e38, half)),
-        "siglip, local_nce, nce": (terms, (s, scale, None, None, _noise, [shift.float()], [0], half)),
-        "siglip, pairs left out": (terms, (s, scale, mask, None, _noise, [shift.float()], [0], half)),
+        "siglip, local_nce, nce": (terms, (s, scale, None, None, _noise_loss, [shift.float()], [0], half)),
+        "siglip, pairs left out": (terms, (s, scale, mask, None, _noise_loss, [shift.float()], [0], half)),
         "siglip, positives by key": (
             terms,
             (s, scale, None, None, _labelled_by_key(1, 2.0), [*keys, shift.float()], [2], half),
         ),
-        "nce, log q of columns": (terms, (s, scale, None, None, _noise, [v[None], shift.float()], [1], half)),
+        "nce, log q of columns": (terms, (s, scale, None, None, _noise_loss, [v[None], shift.float()], [1], half)),
         "coce, KL": (terms, (s, None, None, u, of_oce(KL(False)), of_rows, [0, 1, 2], half)),
         "coce, CVaR": (terms, (s, None, None, u, of_oce(CVaR(0.2)), of_rows, [0, 1, 2], half)),
     }

@@ -70,8 +70,10 @@ __all__ = ["OBJECTIVES", "build_objective"]
 def build_objective(name: str, **options: Any) -> Objective:
     """Create the objective `name`, a torch module; OBJECTIVES lists the names.
 
-    options: the fields of the objective's dataclass in train/losses/options. Raises ConfigError for an unknown name or
-    option, a bad value, or options that exclude each other.
+    Its parameters, if it has any, are float32 on the CPU: move the module to the device of the embeddings. options: the
+    fields of the objective's dataclass in train/losses/options. Raises ConfigError for an unknown name or option, a bad
+    value, or options that exclude each other or lack one that your own loop must give, such as num_samples; ConfigError
+    or DataError for a file of numbers, which the options name, that cannot be read.
 
     A function that torch.compile compiles may call the objective, which then runs uncompiled, after a graph break:
     compile the towers instead (fullgraph=True raises). The transforms of torch.func (grad, vmap, jvp …) raise, too;

@@ -20,14 +20,15 @@ SATURATED = 0.95  # an InfoNCE bound above this share of its maximum log K says 
 def diagnose(
     x_bD: Tensor, y_bD: Tensor, scale: float | Tensor | None, cosine: bool, compared: bool = True
 ) -> dict[str, float]:
-    """Return metrics of the first ROWS pairs of the global batch, the same on every rank. Every rank must call it.
+    """Return metrics of the first ROWS (1024) pairs of the batch of all ranks, the same on every rank.
 
-    An anchor is an x scored against all y, or a y against all x. alignment: mean |x̂ − ŷ|² of pairs, with x̂, ŷ the
-    normalised embeddings. The names of all other metrics end in a side, _x or _y. uniformity: log mean exp(−2|x̂_i −
-    x̂_j|²) over i ≠ j, 0 for a collapsed side (Wang & Isola 2020). accuracy: share of the anchors of the side whose
-    highest score is that of their own pair. With a scale, and with more than one pair, also log_z (and log_z_std): the
-    log mean exp of an anchor's logits; effective_negatives (and _min, _max): e^H; participation: 1/(Σπ²); π is the
-    softmax over an anchor's negatives and H its entropy.
+    Every rank must call it. An anchor is an x scored against all y, or a y against all x. alignment: mean |x̂ − ŷ|² of
+    pairs, with x̂, ŷ the normalised embeddings. The names of all other metrics end in a side, _x or _y. uniformity: log
+    mean exp(−2|x̂_i − x̂_j|²) over i ≠ j, 0 for a collapsed side (Wang & Isola 2020). accuracy: share of the anchors of
+    the side whose highest score is that of their own pair. With a scale, and with more than one pair, also the means
+    over anchors of log_z, the log mean exp of an anchor's logits (log_z_std: its standard deviation); of
+    effective_negatives, e^H (and _min, _max, its extremes); and of participation, 1/(Σπ²). π is the softmax over an
+    anchor's negatives, H its entropy.
 
     x_bD, y_bD: this rank's embeddings (b, D), normalised or not; row i of x and row i of y are a pair. scale: 1/τ, the
     factor from scores to logits; None for objectives without temperature. cosine: whether scores are of normalised
@@ -74,7 +75,8 @@ def saturation(scalars: Mapping[str, float]) -> dict[str, float]:
     """Return {"mi_saturated": 1.0 or 0.0}: whether the InfoNCE bound on the mutual information is near its maximum.
 
     scalars: the metrics of a step; "mi_bound" is the bound and "log_k" its maximum log K, with K the number of
-    candidates of an anchor. Near is above SATURATED · log K. Returns {} without a mi_bound, or if log_k is not above 0.
+    candidates of an anchor. Near is above 0.95 log K (SATURATED). Returns {} without a mi_bound, or if log_k is not
+    above 0.
     """
     if "mi_bound" not in scalars or scalars["log_k"] <= 0:
         return {}
@@ -82,9 +84,9 @@ def saturation(scalars: Mapping[str, float]) -> dict[str, float]:
 
 
 def _first_rows(e_bD: Tensor) -> Tensor:
-    """Gather the embeddings of the first ROWS rows of the global batch on every rank: (≤ ROWS, D) float32 or float64.
+    """Return the embeddings of the first ROWS rows of all ranks, in rank order: (≤ ROWS, D) float32 or float64.
 
-    e_bD: the embeddings of this rank. Every rank must call it.
+    e_bD: the embeddings of this rank. Every rank must call it, and each gets all of these rows.
     """
     (layout,) = Layout.of(e_bD)
     own = e_bD[: max(0, ROWS - layout.own.start)]
@@ -113,7 +115,7 @@ def _accuracy(scores: Tensor) -> Tensor:
 
 
 def _of_anchors(a: Tensor) -> dict[str, Tensor]:
-    """Return statistics of the logits `a` (n, n) of n anchors, the rows, each with its positive on the diagonal.
+    """Return statistics of the logits `a` (n, n) of n ≥ 2 anchors, the rows, each with its positive on the diagonal.
 
     log_z: the log mean exp of an anchor's logits, its mean and standard deviation over anchors. effective_negatives:
     e^H, with H the entropy of the softmax π over an anchor's negatives; its mean, least and largest. participation: the

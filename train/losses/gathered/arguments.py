@@ -17,8 +17,8 @@ def as_int64(name: str, values: Tensor | None, device: torch.device, *, pairs: b
 def as_int64(name: str, values: Tensor | None, device: torch.device, *, pairs: bool = False) -> Tensor | None:
     """Convert `values` to an int64 tensor on `device`, of the shape (n,), or (P, 2) if `pairs`; None stays None.
 
-    values: integers in a tensor, list or array. name: what the message calls them. Raises ValueError for another shape,
-    and for floats, complex numbers and bools.
+    values: integers in a tensor, list or array. name: what the message calls them. pairs: whether they are P pairs.
+    Raises ValueError for another shape, and for floats, complex numbers and bools.
     """
     if values is None:
         return None
@@ -34,7 +34,8 @@ def as_relevance(name: str, values: Tensor | None, count: int, like: Tensor) -> 
 
     values: the relevance of each pair, a weight in (0, 1]; a tensor, list or array. like: a tensor on the device of the
     result; if `like` is float64, so is the result. name: what the message calls the values. Raises ValueError for
-    another shape and for a relevance outside (0, 1].
+    another shape and for a relevance outside (0, 1]; within collect_checks(speculative=True) of sums/conditions.py the
+    range is assumed.
     """
     if values is None:
         return None

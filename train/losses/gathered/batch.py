@@ -54,10 +54,13 @@ class Columns:
 
     @staticmethod
     def of(negatives: Tensor | Columns) -> Columns:
-        """Return hard negatives as Columns: y items of this rank beside the pairs, each with the row it belongs to.
+        """Return further y items as checked Columns, from a tensor of hard negatives or from the caller's Columns.
 
-        negatives: (b, k, D) embeddings of k hard negatives for each of b rows; or Columns, which are checked, and whose
-        row indices, keys and relevance are converted to tensors. Raises ValueError for wrong shapes, types or values.
+        negatives: (b, k, D), k hard negatives for each of b rows; or Columns, of which a copy is returned with row_k
+        and keys_k in int64 and relevance_k in float32 or float64. relevance_k is dropped without positive_k, as hard
+        negatives have no relevance. Raises ValueError for wrong shapes or types, and for a relevance of a positive
+        outside (0, 1]. Not checked here: the width of the embeddings (Objective.of_embeddings checks it), and whether
+        row_k is a row of the batch (gather_batch checks it, if positive_k is given).
         """
         if isinstance(negatives, Columns):
             return negatives._checked()
@@ -67,10 +70,10 @@ class Columns:
         return Columns(negatives.flatten(0, 1), torch.arange(rows, device=negatives.device).repeat_interleave(each))
 
     def _checked(self) -> Columns:
-        """Check these further y items; return them with row indices and keys in int64 and relevance in float.
+        """Return a copy with row indices and keys in int64 and relevance in float; check shapes and types.
 
-        Without positive_k the relevance is dropped. Raises ValueError for a wrong shape or type, or a relevance of a
-        positive outside (0, 1].
+        The relevance of hard negatives becomes 1; without positive_k the relevance is dropped. Raises ValueError for a
+        wrong shape or type, or a relevance of a positive outside (0, 1].
         """
         count, device = len(self.embeddings_kD), self.embeddings_kD.device
         row_k = as_int64("negatives.row_k", self.row_k, device)
@@ -156,7 +159,10 @@ class GatheredBatch:
         return i, j
 
     def pair_scores(self) -> Tensor:
-        """Return the scores <x_i, y_j> of the P positive pairs in the order of `positives`: (P,) float32 or float64."""
+        """Return the scores <x_i, y_j> of the P positive pairs in the order of `positives`: (P,) float32 or float64.
+
+        They have a gradient, also under no_grad. They are computed in the first call; later calls return that tensor.
+        """
         return self._pair_scores
 
     @cached_property
@@ -167,10 +173,10 @@ class GatheredBatch:
             return (at(self.x_bD, i).to(dtype) * at(self.y_MD, j).to(dtype)).sum(1)
 
     def counts(self, pairs: Pairs) -> tuple[Tensor, Tensor]:
-        """Count the pairs of each row of this rank, (b,), and of each column over the rows of all ranks, (M,), int64.
+        """Count the listed pairs of each row of this rank, (b,), and of each column over all ranks, (M,), int64.
 
         pairs: this rank's list of (local row, global column). Every rank must call this method, unless `pairs` lists
-        the pair (x_i, y_i) of each row i and nothing else.
+        the pair (x_i, y_i) of each row i and nothing else (pairs.own is given).
         """
         columns_M = torch.zeros(len(self.y_MD), dtype=torch.int64, device=self.y_MD.device)
         if pairs.own is not None:
@@ -275,10 +281,10 @@ def gather_batch(
 
 
 def _united(parts: Sequence[tuple[Tensor, Tensor | None]]) -> tuple[Pairs, Tensor | None]:
-    """Return the union of lists of pairs, without repetition, and the relevance of its pairs, (P,).
+    """Return the union of lists of pairs, sorted and without repetition, and the relevance of its pairs, (P,).
 
-    parts: (pairs (P, 2), relevance of each (P,); None: all 1). A pair that occurs more than once takes the largest of
-    its relevances. The relevance returned is None if no part has one.
+    parts: for each list, (pairs (P', 2), relevance of each pair (P',); None: all 1). A pair that occurs more than once
+    takes the largest of its relevances. The relevance returned is None if no part has one.
     """
     united_P2, place_P = torch.cat([pairs_P2 for pairs_P2, _ in parts]).unique(dim=0, return_inverse=True)
     given = [weights for _, weights in parts if weights is not None]
@@ -291,8 +297,8 @@ def _united(parts: Sequence[tuple[Tensor, Tensor | None]]) -> tuple[Pairs, Tenso
 def _layouts(x_bD: Tensor, y_mD: Tensor, further: Tensor, negatives: Columns | None) -> tuple[Layout, ...]:
     """Return the layouts over ranks of x, of y, of the further y items, and of the positives among the further items.
 
-    further: the embeddings of `negatives`, (k, D). The layouts given to collect_checks are returned, if any; else the
-    ranks exchange their sizes. Every rank must call it.
+    further: the embeddings of `negatives`, (k, D). The layouts that a trainer gave to collect_checks
+    (sums/conditions.py) are returned, if any; else the ranks exchange their sizes. Every rank must call it.
     """
     if (sizes := known_sizes()) is not None:
         return sizes.rows, sizes.columns, sizes.further, sizes.positives
@@ -332,8 +338,8 @@ def _gathered(
 def _check_indices(what: str, indices: Tensor, count: int) -> None:
     """Raise ValueError if an element of `indices` is outside 0 … count − 1.
 
-    what: the start of the message, such as "positives: no row". Within `collect_checks` with speculative=True nothing
-    is raised: the condition is assumed, and recorded for the trainer.
+    what: the start of the message, such as "positives: no row". Within collect_checks(speculative=True) of
+    sums/conditions.py nothing is raised: the condition is assumed, and recorded for the trainer.
     """
     outside = (indices < 0) | (indices >= count)
     if not holds(~outside.any()):
@@ -344,11 +350,11 @@ def _check_indices(what: str, indices: Tensor, count: int) -> None:
 
 
 def _check_shapes(rows: Layout, columns: Layout, positives: Tensor | None, *keys: Tensor | None) -> None:
-    """Raise ValueError for a batch without rows, for unequal numbers of x and y, and for a wrong number of keys.
+    """Raise ValueError for a global batch without rows, for unequal numbers of x and y, and for a wrong number of keys.
 
-    rows, columns: how many x and how many y each rank holds; the numbers may differ if `positives` lists the pairs.
-    keys: the content keys of x and of y, None if not given. With keys, x and y must be equally many, with one key for
-    each row of this rank.
+    rows, columns: how many x and how many y each rank holds; on each rank they must be equally many, unless `positives`
+    lists the pairs. keys: the content keys of x and of y on this rank, None if not given. With keys, x and y must be
+    equally many even if the pairs are listed, with one key for each row of this rank.
     """
     own_rows = rows.sizes[rows.rank]
     if positives is None and rows.sizes != columns.sizes:

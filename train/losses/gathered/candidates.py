@@ -25,11 +25,11 @@ MOST_PAIRS = 64  # the largest average number of listed positives per column: a 
 class Anchors:
     """The anchors of one direction: this rank's b rows (x scored against all y), or all M columns (y against all x).
 
-    Tensors have one entry for each anchor. counts: number m_i of the anchor's candidates, int64, among them the one
-    positive that positives=exclude puts into each sum; positives: number of its positives, int64; valid: bool, whether
-    it has candidates and a positive, False for further columns (y items beside the pairs). share: W / (number of valid
-    anchors of all W ranks), 0-d, by which a rank multiplies the sum over its anchors; the average of the results over
-    ranks is the mean over anchors. own: the slice of this rank's anchors.
+    Tensors have one entry for each anchor. counts: number m_i of the anchor's candidates, int64, which with
+    positives=exclude includes the one positive of each sum; positives: number of its positives, int64; valid: bool,
+    whether it has candidates and a positive, False for further columns (y items beside the pairs). share: W / (number
+    of valid anchors of all W ranks), 0-d, by which a rank multiplies the sum over its anchors; the average of the
+    results over ranks is the mean over anchors. own: the slice of this rank's anchors.
     """
 
     counts: Tensor
@@ -39,7 +39,7 @@ class Anchors:
     own: slice
 
     def first(self, count: int) -> "Anchors":
-        """Return a copy whose tensors have the first `count` anchors only, such as the columns of pairs."""
+        """Return a copy with the first `count` anchors only, such as the columns of pairs; `share`, `own` stay."""
         return replace(self, **{n: getattr(self, n)[:count] for n in ("counts", "positives", "valid")})
 
     def weights(self, like: Tensor) -> Tensor:
@@ -63,8 +63,9 @@ class Anchors:
 class Relations:
     """The candidates and positives of each row and column of a batch.
 
-    options: the objective's choice of candidates and positives. exclusion: the pairs that the sums leave out; None: no
-    pair. same: the relation of equal content keys, if it defines the positives in place of the list batch.positives
+    batch: the batch; with duplicates=positive its list of positives may be longer than the caller's. options: the
+    objective's choice of candidates and positives. exclusion: the pairs that the sums leave out; None: no pair. same:
+    the relation of equal content keys, if it defines the positives in place of the list batch.positives
     (duplicates=positive); None if batch.positives lists all positives. masked: the relation of equal keys if the sums
     leave out pairs of equal keys, else None.
     """
@@ -111,7 +112,8 @@ class Relations:
     def plain(self) -> bool:
         """Whether y_i is the one positive of each row i, and embeddings are float32 or float64, not half precision.
 
-        A loss of rows alone then uses row_losses; half precision has faster kernels in log_partition.
+        A loss of rows alone then uses row_losses (sums/row_losses.py); for half precision log_partition (sums/lse.py)
+        has faster kernels.
         """
         return self.batch.positives.own is not None and self.same is None and self.batch.x_bD.dtype.itemsize > 2
 
@@ -131,7 +133,7 @@ class Relations:
 
 
 def relations(batch: GatheredBatch, options: PairOptions) -> Relations:
-    """Find the candidates and positives of each row and each column of a batch. Every rank must call it.
+    """Return the candidates and positives of each row and each column of a batch. Every rank must call it.
 
     Candidates of a row are all columns; with candidates=negatives or positives=exclude, all columns that are no
     positives of the row. In the same way, candidates of a column are rows; further rows (x items beside the pairs) are
@@ -141,7 +143,8 @@ def relations(batch: GatheredBatch, options: PairOptions) -> Relations:
     and positives.
 
     Raises ConfigError if duplicates are compared and the batch has no keys, if candidates=negatives has fewer than 2
-    columns, if duplicates=positive makes too many pairs to be listed, and if positives=single meets several.
+    columns, if duplicates=positive makes too many pairs to be listed (_with_equal_keys), and if positives=single and a
+    row or column has several listed positives.
     """
     by_key = bool(batch.compared_keys(options.duplicates))
     if options.candidates is CandidateSet.negatives and len(batch.y_MD) < 2:
@@ -174,26 +177,27 @@ def relations(batch: GatheredBatch, options: PairOptions) -> Relations:
 def without_positives(related: Relations, options: PairOptions) -> tuple[Exclusion, Tensor]:
     """Return an Exclusion with which sums run over negatives alone, and a mask (P,) bool of the P positive pairs.
 
-    The Exclusion leaves out all pairs that are no candidates, and all positives in batch.positives. The mask is True
-    for a positive pair that is in the softmax sum of its term: any with positives=exclude, unless candidates=negatives;
-    else one that is itself a candidate. related: the result of `relations`, from the same `options`.
+    The Exclusion leaves out all pairs that are no candidates, and all positives in batch.positives. The mask says which
+    positive pairs are in the softmax sum of their own term: all with one_positive_per_sum(options), else those that are
+    candidates. related: the result of `relations`, from the same `options`.
     """
     batch, exclusion = related.batch, related.exclusion or Exclusion()
     positives, dropped = batch.positives, exclusion.dropped
     in_sum_P = torch.ones(len(positives.pairs_P2), dtype=torch.bool, device=batch.x_bD.device)
     listed = positives if dropped is None or dropped is positives else dropped.joined(positives)
-    if dropped and not single_positive(options):
+    if dropped and not one_positive_per_sum(options):
         in_sum_P = ~positives.isin(dropped, len(batch.y_MD))
-    if batch.owners and not single_positive(options):
+    if batch.owners and not one_positive_per_sum(options):
         of_rows, of_columns = batch.owners
         in_sum_P &= of_rows[positives.pairs_P2[:, 0]] == of_columns[positives.pairs_P2[:, 1]]
     return replace(exclusion, kept=None, dropped=listed), in_sum_P
 
 
-def single_positive(options: PairOptions) -> bool:
+def one_positive_per_sum(options: PairOptions) -> bool:
     """Whether the softmax sum for a positive runs over this positive and the anchor's negatives only.
 
-    True for positives=exclude, unless candidates=negatives: each sum then leaves out the anchor's other positives.
+    True for positives=exclude with candidates=all or list: each sum then leaves out the anchor's other positives. With
+    candidates=negatives it leaves out all positives, and the result is False.
     """
     return options.positives is Positives.exclude and options.candidates is not CandidateSet.negatives
 
@@ -201,8 +205,8 @@ def single_positive(options: PairOptions) -> bool:
 def _with_equal_keys(batch: GatheredBatch) -> Pairs:
     """Return the union of the batch's positive pairs and all pairs whose row and column have an equal key.
 
-    Raises ConfigError if a rank has more than MOST_PAIRS · M pairs of equal keys for M columns: memory must stay linear
-    in the batch. Every rank must call it.
+    Raises ConfigError, on all ranks, if one has more than MOST_PAIRS · M (64 M) pairs of equal keys for M columns:
+    memory must stay linear in the batch. Every rank must call it.
     """
     counts = torch.stack([equal_pair_counts(*keys).sum() for keys in batch.keys])
     count, most = int(batch.rows.max_(counts.sum()[None])), MOST_PAIRS * len(batch.y_MD)
@@ -247,10 +251,10 @@ def _anchors(
 
     Anchors hold, for each row or column, the numbers of its candidates and positives, and whether it has both and so
     counts in the loss. counts: the numbers of candidates of rows (b,) and of columns (M,). positives: the numbers of
-    positives of rows (b,) and of columns (M,). options: the objective's options; with single_positive(options), the one
-    positive in each sum is counted as one more candidate.
+    positives of rows (b,) and of columns (M,). options: the objective's options; with one_positive_per_sum(options),
+    the one positive in each sum is counted as one more candidate.
     """
-    always = single_positive(options)
+    always = one_positive_per_sum(options)
     valid = [((m > 0) | always) & (p > 0) for m, p in zip(counts, positives, strict=True)]
     valid[1] = valid[1] & (torch.arange(len(valid[1]), device=valid[1].device) < batch.columns.total)
     own = valid[0], valid[1][batch.columns.own]

@@ -25,7 +25,7 @@ class SameItem:
         # each column beyond the keys given has a class of its own
         classes = [torch.cat([class_indices(k), torch.arange(len(k), total, device=k.device)]) for k in keys]
         self._groups = [
-            ((-1) ** (size + 1), _all_equal(chosen))
+            ((-1) ** (size + 1), _intersection(chosen))
             for size in range(1, len(classes) + 1)
             for chosen in combinations(classes, size)
         ]
@@ -79,10 +79,10 @@ def equal_pairs(row_keys_b: Tensor, column_keys_M: Tensor) -> Tensor:
     return torch.stack([i, order[position]], 1)
 
 
-def _all_equal(classes: Sequence[Tensor]) -> Tensor:
-    """Intersect partitions of M columns: return class indices (M,) that agree for two columns if all `classes` agree.
+def _intersection(classes: Sequence[Tensor]) -> Tensor:
+    """Intersect partitions of M columns: return class indices, equal for two columns if equal in all `classes`.
 
-    classes: tensors (M,) int64, each with a class index for every column. The result is int64.
+    classes: one or more tensors (M,) int64, each with a class index, 0 … M − 1, for every column. So is the result.
     """
     joint_M = classes[0]
     for class_M in classes[1:]:

@@ -35,7 +35,10 @@ class XNegatives:
     keys_k: Tensor | None = None
 
     def checked(self) -> XNegatives:
-        """Return these x items with row indices and keys in int64. Raises ValueError for a wrong shape or type."""
+        """Return these x items with row indices and keys in int64. Raises ValueError for a wrong shape or type of them.
+
+        The width of the embeddings is checked by Objective.of_embeddings, the range of row_k by gather_batch.
+        """
         e_kD, row_k, keys_k = self.embeddings_kD, self.row_k, self.keys_k
         row_k = as_int64("x_negatives.row_k", row_k, e_kD.device)
         keys_k = as_int64("x_negatives.keys_k", keys_k, e_kD.device)

@@ -17,11 +17,12 @@ from dyad.train.losses.options.common import ObjectiveOptions
 from dyad.train.losses.sums.conditions import holds
 
 
-def column_numbers(options: ObjectiveOptions, name: str) -> "ItemTable | SampleTable | None":
+def open_number_file(options: ObjectiveOptions, name: str) -> "ItemTable | SampleTable | None":
     """Open the file of numbers that the options name (options.number_file); return None if they name none.
 
-    name: what the numbers of a file by content key must be, "log_q" or "zeta". The file is an ItemTable (by content
-    key) or a SampleTable (by sample id), whose constructors raise ConfigError or DataError if it cannot be used.
+    A .safetensors file becomes an ItemTable (by content key), any other a SampleTable (.npy, by sample id). name: what
+    the numbers of a .safetensors file must be, "log_q" or "zeta"; a .npy file does not say what its numbers are. Raises
+    ConfigError or DataError if the file cannot be used, see the two classes.
     """
     if options.number_file is None:
         return None
@@ -43,7 +44,8 @@ class ItemTable:
         """Return the value of every column (y item) of the global batch, found by its content key: (M,).
 
         like: a tensor with the dtype and device of the result. Raises ConfigError if the batch has no keys of y, and
-        DataError, on all ranks, for a column whose key the file lacks.
+        DataError, on all ranks, for a column whose key the file lacks; within collect_checks(speculative=True) of
+        sums/conditions.py the file is assumed to have all keys.
         """
         if (keys_M := batch.y_keys_M) is None:
             raise ConfigError(f"{self.weights.path} holds values by content key: give the objective y_keys")

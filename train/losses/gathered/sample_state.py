@@ -54,13 +54,16 @@ class StateRead:
     def mean(self, values_B: Tensor) -> Tensor:
         """Return, for each element of values_B, the mean of all elements of the same sample in the global batch, (B,).
 
-        A sample may occur more than once in a batch. The result does not depend on the order of the batch, not even in
-        its last bit.
+        values_B: (B,), in the order of ids_B. A sample may occur more than once in a batch. The result does not depend
+        on the order of the batch, not even in its last bit.
         """
         return self._reduced(values_B, "mean") if self.repeated else values_B
 
     def log_mean(self, log_values_B: Tensor) -> Tensor:
-        """Return, for each element, log(mean(exp)) of all elements of the same sample in the global batch, (B,)."""
+        """Return, for each element, log(mean(exp)) of all elements of the same sample in the global batch, (B,).
+
+        log_values_B: (B,), in the order of ids_B; the result is −inf where all elements of a sample are.
+        """
         if not self.repeated:
             return log_values_B
         highest_B = self._reduced(log_values_B, "max")
@@ -114,7 +117,8 @@ class SampleState:
         layout: how the batch is distributed over ranks. dtype: the type of the floats returned. ids_B: the sample ids
         of all ranks, if the caller has gathered them; None: they are gathered here. summed=False: `old` of the result
         is this rank's share, which the caller sums over ranks and sets by StateRead.with_old. Raises ConfigError
-        without ids and, on all ranks, for ids outside 0 … n−1; ValueError for a wrong number of ids.
+        without ids and, on all ranks, for ids outside 0 … n−1; ValueError for a wrong number of ids; HardwareError, in
+        the first call, if a scratch file cannot be written.
         """
         if sample_ids_b is None:
             raise ConfigError("this objective keeps state for every sample: give it sample_ids")
@@ -144,9 +148,10 @@ class SampleState:
     def write(self, read: StateRead, new: Mapping[str, Tensor]) -> None:
         """Store new state for the samples of the global batch `read`, the result of the method `read`.
 
-        new: name of a state → (B,). Entries with equal sample ids must be equal: average them with StateRead.mean
-        first. Names that `new` lacks keep their state. The rows of the batch are added to samples_seen. Until the next
-        `read`, `undo` can take the write back.
+        new: name of a state → (B,). Entries with equal sample ids must be equal, which is asserted: average them with
+        StateRead.mean first. Names that `new` lacks keep their state. The rows of the batch are added to samples_seen.
+        Until the next `read`, `undo` can take the write back. Every rank must call it, with the same arguments: it
+        stores those samples that it owns.
         """
         old_kB, new_kB = (
             torch.stack(columns).detach()
@@ -177,9 +182,9 @@ class SampleState:
     def gathered(self, device: torch.device) -> dict[str, Tensor]:
         """Return on rank 0 the state of all n samples, to be saved, and {} on other ranks. Every rank must call it.
 
-        The result is a dict: the name of a state → (n,), and the counters samples_seen and never_visited, 0-d int64,
-        all on the CPU. device: the device from which the process group sends. Blocks are sent one by one, so only rank
-        0 holds all samples.
+        The result is a dict: the name of a state → (n,) float32 or float64, and the counters samples_seen and
+        never_visited (samples without state yet), 0-d int64, all on the CPU. device: the device from which the process
+        group sends. Blocks are sent one by one, so only rank 0 holds all samples.
         """
         rank, world_size = _rank_and_world()
         table = self._table_in(torch.float32)
@@ -201,8 +206,10 @@ class SampleState:
     def load(self, whole: Mapping[str, Tensor], more_samples: bool = False) -> None:
         """Load the state of this rank's samples from `whole`, the result of `gathered` at any number of ranks.
 
-        more_samples: allow `whole` to have fewer samples; the others take their initial state. Raises ConfigError,
-        with nothing changed, if `whole` is of another objective or number of samples.
+        Every rank must call it, with the same `whole`. more_samples: whether `whole` may have fewer samples than this
+        object; the others take their initial state. Raises ConfigError, with nothing changed, if `whole` is of another
+        objective or number of samples, and HardwareError if a scratch file cannot be written. `undo` does nothing until
+        the next write.
         """
         if set(whole) != {*self.names, *COUNTERS}:
             there, here = (", ".join(sorted(set(names) - set(COUNTERS))) or "nothing" for names in (whole, self.names))
@@ -250,9 +257,9 @@ class SampleState:
         """
         before, own = self._table, self._own(*_rank_and_world())
         if before is None:
-            self._table = _table(own.stop - own.start + 1, self._initial_k.to(dtype), self._budget)
+            self._table = _new_table(own.stop - own.start + 1, self._initial_k.to(dtype), self._budget)
         elif torch.promote_types(before.dtype, dtype) != before.dtype:
-            self._table = _table(len(before), self._initial_k.to(dtype), self._budget).copy_(before)
+            self._table = _new_table(len(before), self._initial_k.to(dtype), self._budget).copy_(before)
         assert self._table is not None
         if device is not None and self._table.nbytes <= self._budget:
             self._table, self._never_visited = self._table.to(device), self._never_visited.to(device)
@@ -266,7 +273,7 @@ def _rank_and_world() -> tuple[int, int]:
     return 0, 1
 
 
-def _table(rows: int, initial_k: Tensor, budget: int) -> Tensor:
+def _new_table(rows: int, initial_k: Tensor, budget: int) -> Tensor:
     """Make a (rows, k) table whose rows all equal `initial_k`, in memory, or in a scratch file if over `budget` bytes.
 
     The file is written, not only extended, so that a full disk raises HardwareError here and does not crash the process

@@ -38,7 +38,7 @@ class ObjectiveResult:
 
 
 class Objective(nn.Module):
-    """An objective (loss function) of in-batch pairs, and the base class of all of them.
+    """An objective (loss function) of in-batch pairs, and the base class of all of them. Call it as `forward` says.
 
     Subclasses implement `of_batch` (from the batch gathered over ranks), or `of_embeddings` if they need no gathered
     columns. options: the ObjectiveOptions that configure the objective; subclasses narrow the type. takes: the names of
@@ -75,17 +75,19 @@ class Objective(nn.Module):
     ) -> ObjectiveResult:
         """Return the loss of the global batch and its metrics. The arguments are this rank's part, maybe empty.
 
-        x_bD: the embeddings of this rank's b rows; y_mD: those of its m columns (y items). forward normalises them if
-        the similarity is cosine. Only SimCLR takes y_mD=None: x_bD then holds both views. Scores are float32, or
-        float64 for float64 embeddings. Every other argument is None if not given; ids, keys and lists of pairs are
-        int64, or integers that torch.as_tensor takes. sample_ids_b: indices of per-sample state. negatives: (b, k, D),
-        k hard negatives per row, or Columns (a list of further y items). positives, excluded: (P, 2), P pairs (local
-        row, global column); without positives, column i is the positive of row i; excluded pairs are in no sum. x_keys,
-        y_keys: (b,), equal for the same item; x_keys or y_keys is needed unless duplicates=keep. known_positives: keys
-        of items that are relevant to a row: columns with these keys are not among the row's negatives. x_target,
-        y_target: (b, D), embeddings of the same x and y by a target network. x_negatives: x items of no pair, negatives
-        of the y of all pairs; they have no term of their own in the loss. more: arguments that only some objectives
-        take, such as lengths.
+        x_bD: the embeddings of this rank's b rows, (b, D); y_mD: those of its m columns (y items), with m = b unless
+        `positives` lists the pairs; the objective Cpc takes sequences. forward normalises them if the similarity is
+        cosine. With options.matryoshka the losses of embeddings cut to these widths are added, and are metrics, such as
+        loss_64. Only SimCLR takes y_mD=None: x_bD then holds both views. Scores are float32, or float64 for float64
+        embeddings. Every other argument is None if not given; ids, keys and lists of pairs are int64, or integers that
+        torch.as_tensor takes. sample_ids_b: (b,), the indices of per-sample state, for objectives that keep one.
+        negatives: (b, k, D), k hard negatives per row, or Columns (a list of further y items). positives, excluded: (P,
+        2), P pairs (local row, global column); without positives, row i of x and row i of y are a pair; excluded pairs
+        are in no sum. x_keys, y_keys: (b,), equal for the same item; x_keys or y_keys is needed unless duplicates=keep.
+        known_positives: keys of items that are relevant to a row: columns with these keys are not among the row's
+        negatives; y_keys must be given. x_target, y_target: (b, D), embeddings of the same x and y by a target network.
+        x_negatives: x items of no pair, negatives of the y of all pairs; they have no term of their own in the loss.
+        more: arguments that only some objectives take, see their classes: importance, lengths, teacher.
 
         relevance: a weight w in (0, 1] for each positive pair: (b,), of row i and column i; with `positives` (P,), in
         their order; Columns holds the weights of further positives. The weight multiplies the pair's term f in each
@@ -197,7 +199,8 @@ class Objective(nn.Module):
     def of_batch(self, batch: GatheredBatch) -> ObjectiveResult:
         """Return the loss and metrics for a batch whose columns (the y items) are gathered from all ranks.
 
-        Every rank must call it.
+        The result is that of forward: shares whose means over ranks are the values of the global batch. Every rank must
+        call it. The base class raises NotImplementedError.
         """
         raise NotImplementedError
 
@@ -205,9 +208,10 @@ class Objective(nn.Module):
         """Set the temperature 1/exp(logit_scale) and the bias logit_bias that pretrained weights bring.
 
         With these weights, the logit of a pair with cosine s is exp(logit_scale) · s + logit_bias. names: which of
-        "temperature" and "init_bias" may be set. logit_bias: None if the weights were trained with a softmax. τ is
-        clamped to the bounds of the options. Returns name → value of what was set; {} for an objective without a
-        temperature. To be called before the first step, on every rank.
+        "temperature" and "init_bias" may be set. logit_bias: None if the weights were trained with a softmax. If τ is
+        learned, it is clamped to its range. Returns name → value of what was set; {} for an objective without a
+        temperature, and for one whose logits have another bias than the weights, such as NCE. To be called before the
+        first step, on every rank.
         """
         return {}
 
@@ -218,9 +222,10 @@ class Objective(nn.Module):
         """
 
     def undo(self) -> None:
-        """Restore the objective's per-sample state to its values before the last call of forward.
+        """Restore per-sample state and running means to their values before the last call of forward.
 
-        To be called if the optimiser step of that call is skipped.
+        To be called, on every rank, if the optimiser step of that call is skipped. Parameters that an optimiser steps
+        stay.
         """
         if self.sample_state is not None:
             self.sample_state.undo()
@@ -242,12 +247,11 @@ def shapes(*tensors: Tensor | None) -> str:
     return " and ".join(str(None if e is None else tuple(e.shape)) for e in tensors)
 
 
-def paired(x_bD: Tensor, y_mD: Tensor | None, **others: Tensor | None) -> tuple[Tensor, Layout]:
-    """Return the y of the pairs (x_i, y_i), (b, D), and how the pairs of the global batch lie on the ranks, for an
-    objective of each pair alone.
+def check_pairs(x_bD: Tensor, y_mD: Tensor | None, **others: Tensor | None) -> tuple[Tensor, Layout]:
+    """Check that x and y are pairs (x_i, y_i), both (b, D); return y and the Layout of the pairs over ranks.
 
-    others: name → further embeddings of the pairs. Every rank must call it. Raises ValueError unless all embeddings are
-    (b, D) alike, and for a global batch without a pair.
+    For objectives that gather no columns. others: name → further embeddings of the pairs. Every rank must call it.
+    Raises ValueError unless all embeddings are (b, D) alike, and for a global batch without a pair.
     """
     embeddings = x_bD, y_mD, *others.values()
     if y_mD is None or x_bD.ndim != 2 or any(e is None or e.shape != x_bD.shape for e in embeddings):
@@ -289,9 +293,9 @@ class TemperatureObjective(Objective):
 def score_means(batch: GatheredBatch) -> dict[str, Tensor]:
     """Return positive_score, the mean score of the pairs (x_i, y_i), and negative_score, that of all (x_i, y_j), j ≠ i.
 
-    Both are this rank's shares, whose means over ranks are the means over the global batch. Returns {} if the caller
-    has listed the positive pairs, or if the batch has y items beside the pairs. Only the scores of the pairs (x_i, y_i)
-    are computed: the sum of all scores is <Σ_i x_i, Σ_j y_j>.
+    Both are 0-d, and this rank's shares, whose means over ranks are the means over the global batch. Returns {} if the
+    caller has listed the positive pairs, or if the batch has y items beside the pairs. Only the scores of the pairs
+    (x_i, y_i) are computed: the sum of all scores is <Σ_i x_i, Σ_j y_j>.
     """
     if batch.positives.own is None or len(batch.y_MD) != batch.rows.total:
         return {}

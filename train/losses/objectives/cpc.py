@@ -74,11 +74,11 @@ class Sequences:
 
 
 def padded(x_SD: Tensor, y_SD: Tensor, lengths_b: Tensor) -> tuple[Tensor, Tensor]:
-    """Convert contexts x (S, Dx) and encodings y (S, D) of b sequences, one after the other, to (b, T, Dx), (b, T, D).
+    """Pad b sequences of contexts x (S, Dx) and encodings y (S, D) to one length T: (b, T, Dx), (b, T, D).
 
-    lengths_b: the number of steps of each sequence, int64, with sum S. T: the steps of the longest sequence on all
-    ranks, at least 1; shorter sequences are padded with zeros. Raises ValueError if the sum of lengths_b is not S.
-    Every rank must call it.
+    x and y hold the steps of all sequences of this rank, one sequence after the other. lengths_b: the number of steps
+    of each sequence, int64, with sum S. T: the steps of the longest sequence on all ranks, at least 1; shorter
+    sequences are padded with zeros. Raises ValueError if the sum of lengths_b is not S. Every rank must call it.
     """
     lengths = lengths_b.tolist()
     if sum(lengths) != len(x_SD):
@@ -103,9 +103,9 @@ class Cpc(TemperatureObjective):
     that reach step t + s.
 
     x: (b, T, Dx) and y: (b, T, D), padded to one T on all ranks; lengths: (b,) int64, by default T. Or x and y of all
-    steps, one sequence after the other: (S, Dx) and (S, D), and lengths, whose sum is S. y is gathered over ranks once,
-    for all steps. w_HDD: W_s of every horizon (only one matrix if options.shared_w), (D, Dx), which starts as the
-    identity; for Dx ≠ D as its upper left part.
+    steps, one sequence after the other: (S, Dx) and (S, D), and lengths, whose sum is S. Raises ValueError if no
+    sequence of any rank has two steps. y is gathered over ranks once, for all steps. w_HDD: W_s of every horizon (only
+    one matrix if options.shared_w), (D, Dx), which starts as the identity; for Dx ≠ D as its upper left part.
     """
 
     options: CpcOptions

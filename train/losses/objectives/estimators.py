@@ -42,7 +42,7 @@ from torch import Tensor
 
 from dyad.train.losses.gathered.batch import GatheredBatch
 from dyad.train.losses.objectives.base import Objective, ObjectiveResult, TemperatureObjective
-from dyad.train.losses.objectives.state_batch import Numbers, StateBatch, UpdatedMeans, build_sample_state
+from dyad.train.losses.objectives.state_batch import MeanEstimates, Numbers, StateBatch, build_sample_state
 from dyad.train.losses.options.choices import TemperatureGradient
 from dyad.train.losses.options.estimators import EstimatorOptions, ISogCLROptions, NuclrOptions
 from dyad.train.losses.sums.functions import with_gradients
@@ -65,7 +65,8 @@ class SogCLR(TemperatureObjective):
     """SogCLR: L = mean_i τ log u_i in each direction, with a fixed τ (Yuan et al. 2022, arXiv:2202.12387, alg. 1).
 
     u_i: the running mean of e^(d_ij/τ) over the negatives j of anchor i; d_ij: the score of (i, j) minus that of the
-    pair (i, i); τ: the temperature.
+    pair (i, i); τ: the temperature. forward needs sample_ids_b, the indices of u; it updates u in training mode with
+    gradients enabled.
     """
 
     gathers_ids = True
@@ -76,7 +77,7 @@ class SogCLR(TemperatureObjective):
 
     def of_batch(self, batch: GatheredBatch) -> ObjectiveResult:
         scale = self.scale(batch.x_bD)
-        in_g = self.in_g(scale)
+        in_g = self.estimate_scale(scale)
         state = StateBatch.of(self, batch, complete=False)
         state, log_g, updated = state.summed(batch, in_g, lambda: dict.fromkeys("xy", in_g * batch.pair_scores()))
         terms = {side: self.of_anchors(m.log_u(state.own), 1 / scale) for side, m in updated.items()}
@@ -93,8 +94,8 @@ class SogCLR(TemperatureObjective):
         """
         return tau * log_u_b
 
-    def in_g(self, scale: Tensor) -> Tensor:
-        """Return the factor of the scores in ĝ, the batch mean of e^(d_ij/τ), 0-d: `scale`, which is 1/τ.
+    def estimate_scale(self, scale: Tensor) -> Tensor:
+        """Return the factor of the scores in ĝ, the batch mean of e^(d_ij/τ), 0-d: the argument `scale`, 1/τ, itself.
 
         FastClipV0 returns the same value with twice the gradient if options.temperature_gradient=fastclip.
         """
@@ -112,7 +113,7 @@ class FastClipV0(SogCLR):
     def of_anchors(self, log_u_b: Tensor, tau: Tensor) -> Tensor:
         return log_u_b
 
-    def in_g(self, scale: Tensor) -> Tensor:
+    def estimate_scale(self, scale: Tensor) -> Tensor:
         twice = self.options.temperature_gradient is TemperatureGradient.fastclip
         return scale + (scale - scale.detach()) if twice else scale
 
@@ -171,20 +172,21 @@ class Leaves:
 def momentum_step(
     state: StateBatch,
     name: str,
-    updated: dict[str, UpdatedMeans],
+    updated: dict[str, MeanEstimates],
     gradients: Numbers,
     lr: float,
     momentum: float,
     clip: float = math.inf,
     bounds: tuple[float, float] = (-math.inf, math.inf),
 ) -> tuple[Numbers, Numbers]:
-    """Take one step of gradient descent with momentum on the parameter `name` (tau or zeta) of the batch's samples.
+    """Return the parameter `name` (tau or zeta) of the batch's samples after one gradient step with momentum.
 
-    Each sample has its own parameter, stored in `state`. updated: log ĝ and log u by side; a sample without negatives
-    (log ĝ = −inf) keeps its parameter. gradients: ∂loss/∂parameter of each sample, side → (B,). lr: learning rate.
-    momentum: weight of the old running mean gradient, which starts with a sample's first gradient. clip: the largest
-    absolute gradient. bounds: the range of the parameter. Returns (1) parameters and running mean gradients after the
-    step, (B,) by name and side; (2) metrics: the QUANTILES of the parameter over the batch's anchors, 0-d each.
+    Nothing is stored; StateBatch.result stores what is returned. state: the batch with the old parameter of each
+    sample. updated: the estimates by side; a sample without negatives keeps its parameter. gradients: ∂loss/∂parameter
+    of each sample, summed over ranks, side → (B,). lr: learning rate. momentum: weight of the old running mean
+    gradient, which starts with a sample's first gradient. clip: the largest absolute gradient. bounds: the range of the
+    parameter. Returns (1) parameters and running mean gradients after the step, (B,) by name and side; (2) metrics: the
+    QUANTILES of the parameter over the batch's anchors, 0-d each.
     """
     new, velocities = {}, {}
     for side, m in updated.items():

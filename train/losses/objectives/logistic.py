@@ -33,13 +33,13 @@ from dyad.data.base.errors import ConfigError
 from dyad.data.log_weights import LOG_Q
 from dyad.train.losses.gathered.batch import GatheredBatch
 from dyad.train.losses.gathered.duplicates import class_indices
-from dyad.train.losses.gathered.importance import column_numbers
+from dyad.train.losses.gathered.importance import open_number_file
 from dyad.train.losses.objectives.base import ObjectiveResult, TemperatureObjective, score_means
 from dyad.train.losses.objectives.softmax import softplus
 from dyad.train.losses.options.choices import Density, Duplicates
 from dyad.train.losses.options.logistic import BinaryNceOptions, LocalNceOptions, LogisticOptions, NceOptions
 from dyad.train.losses.sums.all_gather import Layout
-from dyad.train.losses.sums.conditions import holds, logged
+from dyad.train.losses.sums.conditions import costly_metrics_wanted, holds
 from dyad.train.losses.sums.functions import product, weighted
 from dyad.train.losses.sums.lse import log_partition
 from dyad.train.losses.sums.pair_sum import Function, pair_sum
@@ -104,7 +104,7 @@ class LogisticFormula:
         batch, equal = labelled.batch, labelled.equal
         offsets = () if self.offsets_M is None else (self.offsets_M,)
         others = pair_sum(
-            _labelled_by_key(len(equal), self.data_weight / self.noise_weight) if equal else _noise,
+            _labelled_by_key(len(equal), self.data_weight / self.noise_weight) if equal else _noise_loss,
             batch.x_bD,
             batch.y_MD,
             labelled.exclusion,
@@ -116,18 +116,18 @@ class LogisticFormula:
         if (further := batch.further_rows) is not None:
             B = batch.columns.total
             how = {"scale": scale, "columns": [of_M[:B] for of_M in offsets], "parameters": (self.shift,)}
-            others = others + pair_sum(_noise, further.x_kD, batch.y_MD[:B], further.exclusion, **how)
+            others = others + pair_sum(_noise_loss, further.x_kD, batch.y_MD[:B], further.exclusion, **how)
         data_P = weighted(softplus(-self.pair_logits(batch, scale)), batch.relevance)
         return self.data_weight * data_P.sum() + self.noise_weight * others
 
 
-def _noise(s: Tensor, *added: Tensor) -> Tensor:
-    """Return the loss sp(a) = log(1 + e^a) of noise pairs, whose logit a is s plus all tensors in `added`."""
+def _noise_loss(s: Tensor, *added: Tensor) -> Tensor:
+    """Return the loss sp(a) = log(1 + e^a) of noise pairs, elementwise; the logit a is s plus all of `added`."""
     return softplus(sum(added, start=s))
 
 
-def _noise_probability(s: Tensor, *added: Tensor) -> Tensor:
-    """Return the probability σ(a) that a pair is data, for logits a, which are s plus all tensors in `added`."""
+def _data_probability(s: Tensor, *added: Tensor) -> Tensor:
+    """Return the probability σ(a) that a pair is data, elementwise; the logit a is s plus all tensors in `added`."""
     return sum(added, start=s).sigmoid()
 
 
@@ -210,8 +210,9 @@ class LocalNce(LogisticObjective):
 class Nce(LogisticObjective):
     """NCE, L = mean_data sp(−a) + k mean_noise sp(a), a = log u − log q − log k (Gutmann & Hyvärinen 2012, eq. 2 to 4).
 
-    sp(a) = log(1 + e^a). The model is log u = s/τ + bias, with bias = −log Z; k: noise pairs per data pair, by default
-    k_n/k_d of the batch (1/k_d in a batch without noise).
+    sp(a) = log(1 + e^a). The model is log u = s/τ + bias, with s the score of a pair and bias = −log Z; q: the density
+    of the noise; k: noise pairs per data pair, by default k_n/k_d, the counts of noise and data pairs in the global
+    batch (1/k_d in a batch without noise).
 
     Noise is the other pairs of the batch with options.noise=batch. options.density then says what stands for q: with
     unigram q = p(y) is a factor of u too and cancels, so s/τ models log p(x, y)/(p(x) p(y)); with uniform q =
@@ -232,7 +233,7 @@ class Nce(LogisticObjective):
         super().__init__(options)
         if options.draws:
             self.takes = frozenset({"negatives", "importance"})
-        self.table = column_numbers(options, LOG_Q)
+        self.table = open_number_file(options, LOG_Q)
         if options.draws is None and options.density is Density.uniform and options.num_samples is None:
             raise ConfigError("objective.density=uniform: give objective.num_samples, the number of items")
 
@@ -242,9 +243,10 @@ class Nce(LogisticObjective):
     def _of_drawn(self, batch: GatheredBatch) -> ObjectiveResult:
         """Return the loss of a batch whose K further columns are noise drawn from q, and metrics.
 
-        Two metrics are left out if costly metrics are not wanted: noise_probability, the mean σ(a) of noise; and log_z,
-        the mean over rows i of log (1/K) Σ_j u_ij/q_j, an estimate by importance sampling of log Σ_y u, which is 0 for
-        a normalised model.
+        Raises ConfigError without further columns, without log q of all columns, or for listed positives; ValueError if
+        a log q is not finite. Two metrics are left out if costly metrics are not wanted: noise_probability, the mean
+        σ(a) of noise; and log_z, the mean over rows i of log (1/K) Σ_j u_ij/q_j, an estimate by importance sampling of
+        log Σ_y u, which is 0 for a normalised model.
         """
         total, log_q_M = batch.columns.total, batch.log_q_M
         drawn = len(batch.y_MD) - total
@@ -261,12 +263,12 @@ class Nce(LogisticObjective):
         added = {"columns": [minus_log_q_M[total:]], "parameters": (shift,)}
         a_b = scale * batch.pair_scores() + shift + minus_log_q_M[batch.columns.own]
         share = batch.rows.share
-        loss = share * (softplus(-a_b).sum() + k / drawn * pair_sum(_noise, *noise, scale=scale, **added))
+        loss = share * (softplus(-a_b).sum() + k / drawn * pair_sum(_noise_loss, *noise, scale=scale, **added))
         metrics = {"bias": self.bias.detach().clone(), "data_probability": share * a_b.sigmoid().sum()}
         metrics["positive_score"] = share * batch.pair_scores().sum()
-        if logged():
+        if costly_metrics_wanted():
             with torch.no_grad():
-                of_noise = pair_sum(_noise_probability, *noise, scale=scale, **added)
+                of_noise = pair_sum(_data_probability, *noise, scale=scale, **added)
                 log_z_b = log_partition(*noise, scale, None, column_weights_M=minus_log_q_M[total:])[0] + self.bias
             metrics["noise_probability"] = share / drawn * of_noise
             metrics["log_z"] = share * (log_z_b - math.log(drawn)).sum()
@@ -287,7 +289,7 @@ class BinaryNce(LogisticObjective):
 
     The means are over data pairs (positives) and noise pairs (negatives). Twice this loss is NCE with one noise pair
     per data pair. With negatives_per_positive = r, the noise of global row i is only the columns i+1 … i+r (mod B), at
-    a cost of O(b·r·D).
+    a cost of O(b·r·D); forward then raises ConfigError for r ≥ B, further columns, and lists of pairs.
     """
 
     options: BinaryNceOptions
@@ -302,6 +304,7 @@ class BinaryNce(LogisticObjective):
         return super().of_batch(batch) if r is None else self._sampled(batch, r)
 
     def _sampled(self, batch: GatheredBatch, r: int) -> ObjectiveResult:
+        """Return the loss and metrics with the r columns after a row's own as its noise. Every rank must call it."""
         total, scale, own = batch.rows.total, self.scale(batch.x_bD), batch.columns.own
         plain = batch.positives.own is not None and batch.excluded is batch.known is None and len(batch.y_MD) == total
         if r >= total or not plain:
@@ -360,7 +363,7 @@ def nce_from_log_u(
 
 
 def label_pairs(batch: GatheredBatch, duplicates: Duplicates) -> LabelledPairs:
-    """Label the pairs of `batch` as data or noise.
+    """Label the pairs of `batch`: its positives are data, all other pairs that it does not exclude are noise.
 
     duplicates: whether pairs with equal keys are noise (keep), neither noise nor data (mask), or data (positive).
     Raises ConfigError if keys are to be compared and the batch has none.

@@ -91,23 +91,25 @@ class OCE(ABC):
     def solve(self, losses: Losses, tau: Tensor) -> Solution:
         """Return the ν that minimises the OCE of each row, and metrics of the worst-case weights, without gradient.
 
-        OCE: the optimised certainty equivalent of a row's losses, the worst case over weights of its columns. tau: the
-        temperature τ, 0-d.
+        OCE: the optimised certainty equivalent of a row's losses, the worst case over weights of its columns. losses:
+        the losses of R rows. tau: the temperature τ, 0-d.
         """
 
     def closed_form(self, losses: Losses, tau: Tensor) -> tuple[Tensor, Solution]:
         """Return the weighted sum of the rows' OCE, 0-d, and the Solution, the ν at which each row's OCE is minimal.
 
-        The sum is differentiable in the embeddings, the positives' scores and τ. tau: the temperature τ, 0-d.
+        The weights are losses.factors_R: the mean of the sums over ranks is the mean over the rows of all ranks, each
+        times its relevance. The sum is differentiable in the embeddings, the positives' scores and τ. tau: the
+        temperature τ, 0-d.
         """
         solution = self.solve(losses, tau.detach())
-        return self.at(losses, tau, solution.base_R, solution.offset_R), solution
+        return self.value_at(losses, tau, solution.base_R, solution.offset_R), solution
 
-    def at(self, losses: Losses, tau: Tensor, base_R: Tensor, offset_R: Tensor) -> Tensor:
+    def value_at(self, losses: Losses, tau: Tensor, base_R: Tensor, offset_R: Tensor) -> Tensor:
         """Return the weighted sum over rows of τ/m_r Σ_j φ*((ℓ_rj − ν)/τ) + ν at the given ν = base + τ offset, 0-d.
 
-        ℓ_rj: the m_r losses of row r; φ*: conjugate; tau: the temperature τ, 0-d. Differentiable in base and offset, in
-        the embeddings, the positives' scores and τ.
+        ℓ_rj: the m_r losses of row r; φ*: conjugate; tau: the temperature τ, 0-d. The weights are losses.factors_R.
+        Differentiable in base and offset, in the embeddings, the positives' scores and τ.
         """
 
         def f(s: Tensor, p: Tensor, base: Tensor, offset: Tensor, tau: Tensor) -> Tensor:
@@ -145,7 +147,8 @@ class KL(RowOCE):
     """The optimised certainty equivalent (OCE) for the KL divergence: φ(t) = t log t − t + 1, φ*(u) = e^u − 1.
 
     The minimising ν of a row is the OCE itself, τ (log Σ_j e^(ℓ_j/τ) − log m), with m the number of its losses ℓ_j.
-    in_one_pass: whether closed_form uses row_losses for the identity as pair loss, with an error of τ · 1e-7.
+    in_one_pass: whether closed_form may compute value and gradient in one pass over the scores (sums/row_losses.py) if
+    the pair loss is the identity; its error is τ · 1e-7.
     """
 
     metric = "weights_kl"
@@ -303,5 +306,5 @@ def _by_rows(losses: Losses, of_rows: Callable[[slice], tuple[Tensor, ...]], num
 
 
 def _finite(values: Tensor) -> Tensor:
-    """Return `values` with every −inf replaced by 0."""
+    """Return a copy of `values` with every −inf replaced by 0; +inf and NaN stay."""
     return values.masked_fill(values == -math.inf, 0.0)

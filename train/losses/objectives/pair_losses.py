@@ -118,14 +118,16 @@ class Losses:
     def scores(self, rows: slice) -> Iterator[Tensor]:
         """Yield the scores of a slice of the rows with all columns, one (r, c) tile of c columns after the other.
 
-        r: the length of the slice. Excluded pairs are −inf.
+        r: the length of the slice. Excluded pairs are −inf. A tile is valid until the next one, and must not be
+        changed.
         """
         return self._tiles(rows, lambda s: s)
 
     def values(self, rows: slice) -> Iterator[Tensor]:
         """Yield the pair losses of a slice of the rows with all columns, one (r, c) tile of c columns after the other.
 
-        r: the length of the slice. Excluded pairs are −inf.
+        r: the length of the slice. Excluded pairs are −inf. A tile is valid until the next one, and must not be
+        changed.
         """
         return self._tiles(rows, lambda s: self.pair_loss(s - self.p_R[rows, None]))
 
@@ -133,16 +135,17 @@ class Losses:
     def _kept(self) -> list[Block]:
         """All tiles of the score matrix, row after row, if they are small enough to be kept in memory; else []."""
         tiles = Tiles(self.x_RD, self.y_MD)
-        return list(tiles.scores(kept=True)) if tiles.fit else []
+        return list(tiles.scores(kept=True)) if tiles.keeps_scores else []
 
     def _tiles(self, rows: slice, of_scores: Elementwise) -> Iterator[Tensor]:
+        """Yield of_scores(s) for the tiles s of a slice of the rows, −inf for excluded pairs."""
         kept = [block for block in self._kept if block[0] == rows]
         for _, columns, s in kept or Tiles(self.x_RD[rows], self.y_MD).scores():
             mask = self.exclusion.mask(rows, columns) if self.exclusion else None
             yield of_scores(s) if mask is None else of_scores(s).masked_fill(mask, -math.inf)
 
     def chosen(self, row_R: Tensor) -> Losses:
-        """Return a Losses that has only some of the rows. row_R: the indices of the rows to keep, ascending."""
+        """Return a Losses that has only the rows row_R, ascending indices; self if these are all rows."""
         if len(row_R) == len(self.p_R):
             return self
         exclusion = self.exclusion and RepeatedRows(base=self.exclusion, base_rows=len(self.x_RD), row_R=row_R)
@@ -153,10 +156,10 @@ class Losses:
     def pair_sum(
         self, f: Function, factors_R: Tensor, rows: Sequence[Tensor], parameters: Sequence[Tensor] = ()
     ) -> Tensor:
-        """Return the sum of f over the scores of all pairs that are not excluded, 0-d.
+        """Return the sum of f over the scores of all pairs that are not excluded, 0-d, by pair_sum of sums/pair_sum.py.
 
-        f: a function of the scores and of further inputs: `rows`, tensors (R,) with one entry per row, and
-        `parameters`, 0-d each. factors_R: the factor of each row in the sum. Computed by pair_sum of sums/pair_sum.py.
+        f: an elementwise function of the scores and of further inputs: `rows`, tensors (R,) with one entry per row, and
+        `parameters`, 0-d each; it must be finite also for excluded pairs. factors_R: the factor of each row in the sum.
         """
         scores = self.x_RD, self.y_MD, self.exclusion
         return pair_sum(f, *scores, row_factors_b=factors_R, rows=rows, parameters=parameters, scores=self._kept)

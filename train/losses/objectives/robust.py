@@ -77,10 +77,10 @@ class RobustObjective(TemperatureObjective):
         """Return OCE + ρτ of each side (anchors x, anchors y), (number of sides,), and metrics as means over the sides.
 
         Both are this rank's shares, whose means over ranks are the values of the global batch. OCE: the optimised
-        certainty equivalent, averaged over rows; ρ: options.rho; τ: temperature. In training, a ν per sample is
-        updated, and a learned ν gets its first value. losses: side → the losses of its rows. sample_ids_b: the samples'
-        indices in the stored state, needed with options.nu=state. rows: which rank holds which samples. Every rank must
-        call it, unless options.nu=closed_form.
+        certainty equivalent, averaged over rows; ρ: options.rho, 0 for None; τ: temperature. In training mode with
+        gradients enabled, a ν per sample is updated, and a learned ν gets its first value. losses: side → the losses of
+        its rows. sample_ids_b: the samples' indices in the stored state, needed with options.nu=state. rows: which rank
+        holds which samples. Every rank must call it, unless options.nu=closed_form.
         """
         tau = 1 / self.scale(next(iter(losses.values())).p_R)
         if self.options.nu is Nu.state:
@@ -102,6 +102,7 @@ class RobustObjective(TemperatureObjective):
             self._nu_began = self._nu_is_known = False
 
     def _with_solution(self, losses: Losses, tau: Tensor) -> tuple[Tensor, Metrics]:
+        """Return the weighted sum of the rows' OCE, each at its minimising ν (options.nu=closed_form), and metrics."""
         value, solution = self._oce.closed_form(losses, tau)
         of_rows = {"nu": solution.nu_R(tau.detach()), **solution.of_weights}
         return value, {name: losses.mean(values_R) for name, values_R in of_rows.items()}
@@ -116,7 +117,7 @@ class RobustObjective(TemperatureObjective):
         of_sides = []
         for nu, of_side in zip(self._learning_nu([*losses.values()], tau.detach(), rows), losses.values(), strict=True):
             nu_R = nu.to(tau.dtype).expand_as(of_side.p_R)
-            value = self._oce.at(of_side, tau, nu_R, torch.zeros_like(nu_R))
+            value = self._oce.value_at(of_side, tau, nu_R, torch.zeros_like(nu_R))
             of_sides.append((value, {"nu": of_side.mean(nu_R)}))
         return of_sides
 
@@ -168,8 +169,8 @@ class RobustObjective(TemperatureObjective):
     def _stepped(self, losses: Losses, tau: Tensor, old_b: Tensor) -> tuple[Tensor, Tensor]:
         """Return the weighted sum of the rows' OCE at the old ν, 0-d, and each row's ν after a gradient step, (b,).
 
-        old_b: the stored ν of each row, NaN if it has none yet. A row without a stored ν takes the minimising ν (closed
-        form), where its OCE has a gradient even if the sum has a kink at ν (CVaR).
+        Nothing is stored. old_b: the stored ν of each row, NaN if it has none yet. A row without a stored ν takes the
+        minimising ν (closed form), where its OCE has a gradient even if the sum has a kink at ν (CVaR).
         """
         unknown_b, new_b = old_b.isnan(), old_b.clone()
         unknown = int(unknown_b.sum())  # the only number that is read from the device
@@ -179,7 +180,7 @@ class RobustObjective(TemperatureObjective):
         new_b[first_b] = solution.nu_R(tau.detach())
         with torch.enable_grad():
             nu_b = old_b[later_b].detach().requires_grad_()
-            value = self._oce.at(later, tau, nu_b, torch.zeros_like(nu_b))
+            value = self._oce.value_at(later, tau, nu_b, torch.zeros_like(nu_b))
             (slope_b,) = torch.autograd.grad(value, nu_b, retain_graph=True)
         slope_b = slope_b / later.factors_R.where(later.factors_R > 0, 1.0)
         step_b = (self.options.nu_lr * slope_b).clamp(min=-1.0)  # with KL the slope below the minimum is exponential
@@ -190,7 +191,7 @@ class RobustObjective(TemperatureObjective):
 def _forget_nu(objective: RobustObjective, _: object) -> None:
     """Make the next call of `objective` test again whether its parameter ν is NaN, that is, without a value.
 
-    torch calls this hook after load_state_dict, which may have loaded a NaN. The second argument is not used.
+    A hook that torch calls after load_state_dict, which may have loaded a NaN. The second argument is not used.
     """
     objective._nu_began = objective._nu_is_known = False
 
@@ -202,7 +203,9 @@ class Coce(RobustObjective):
     With one positive per row (self) these are the columns of the B − 1 other pairs; supervised means that positives are
     labelled, by lists or keys. semi: all columns, so that unlabelled positives may be among the candidates. With
     options.candidates=list, candidates are further limited to the row's own list: the column of its pair and its
-    further columns. With setting=supervised these are the labelled negatives of the row (Zhu et al. 2022).
+    further columns. With setting=supervised these are the labelled negatives of the row (Zhu et al. 2022). With
+    options.nu=state, which has one ν for a sample, forward raises ConfigError if a row has several positives, unless
+    the pair loss is the identity.
     """
 
     options: CoceOptions
@@ -230,7 +233,7 @@ class Coce(RobustObjective):
         """Return the losses with one row for every positive pair (i, p) of an anchor i and a positive p.
 
         With the identity as pair loss there is one row for every anchor i, as the identity commutes with the mean over
-        positives p. Every rank must call it if the batch lists positive pairs.
+        positives p. Every rank must call it.
         """
         options = self.options
         if options.duplicates is Duplicates.positive:  # the own pair is one of several positives

@@ -21,23 +21,27 @@ import torch
 from torch import Tensor
 
 from dyad.data.base.errors import ConfigError
-from dyad.train.losses.objectives.base import Objective, ObjectiveResult, TemperatureObjective, paired
+from dyad.train.losses.objectives.base import Objective, ObjectiveResult, TemperatureObjective, check_pairs
 
 
 class ScoredPairs(Objective):
     """Base of the objectives that compare the score s_i = x_i · y_i of each pair with a given score t_i.
 
-    Only two numbers of each pair are sent between ranks. The metric pair_correlation is Pearson's correlation of s and
-    t in the global batch, 0 where one of them is constant.
+    forward needs the argument teacher, t_i of this rank's pairs, (b,) float; without it it raises ConfigError. Only two
+    numbers of each pair are sent between ranks. The metric pair_correlation is Pearson's correlation of s and t in the
+    global batch, 0 where one of them is constant.
     """
 
     @abstractmethod
     def of_scores(self, s_B: Tensor, t_B: Tensor) -> Tensor:
-        """Return the loss of the B pairs of the global batch, 0-d. s_B: their scores. t_B: the given scores."""
+        """Return the loss of the B pairs of the global batch, 0-d, on every rank the whole loss.
+
+        s_B: the scores s of all pairs, with gradient. t_B: the given scores. Both are float32 or float64.
+        """
 
     def of_embeddings(self, x_bD: Tensor, y_mD: Tensor | None, **inputs: Any) -> ObjectiveResult:
         teacher_b = inputs.get("teacher")
-        y_bD, layout = paired(x_bD, y_mD)
+        y_bD, layout = check_pairs(x_bD, y_mD)
         if teacher_b is None:
             raise ConfigError(
                 f"objective={self.options.name}: give teacher=(b,), the score of each pair; a run reads it from the "

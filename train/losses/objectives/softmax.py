@@ -38,8 +38,8 @@ from torch import Tensor
 
 from dyad.data.base.errors import ConfigError
 from dyad.train.losses.gathered.batch import GatheredBatch, Index, at
-from dyad.train.losses.gathered.candidates import Anchors, Relations, relations, single_positive, without_positives
-from dyad.train.losses.gathered.importance import column_numbers
+from dyad.train.losses.gathered.candidates import Anchors, Relations, one_positive_per_sum, relations, without_positives
+from dyad.train.losses.gathered.importance import open_number_file
 from dyad.train.losses.objectives.base import ObjectiveResult, TemperatureObjective, score_means, shapes
 from dyad.train.losses.options.choices import Directions, Importance, Partition, Positives, Views
 from dyad.train.losses.options.softmax import OneSidedDPMOptions, SimCLROptions, SoftmaxOptions
@@ -65,18 +65,16 @@ def symmetric_dpm(
     options: SoftmaxOptions,
     relevance: tuple[Tensor | float, Tensor | float] = (1.0, 1.0),
 ) -> Tensor:
-    """Combine the losses of both directions to symmetric discriminative probabilistic modelling (DPM), 0-d.
+    """Combine the losses of both directions to that of symmetric discriminative probabilistic modelling (DPM), 0-d.
 
     L = mean_i f_i^row + mean_j f_j^column, where f_i is the loss of anchor i as in core_terms. The model is p(y|x) ∝
     p(y) exp(s(x, y)/τ) in both directions, with the batch as a sample of p (Wang et al. 2024, arXiv:2410.09156). row,
     column: the means over anchors of f/τ, 0-d. tau: τ. options.directions chooses the sum, the mean, or one of them.
-    tau_scaled=false leaves out the factor τ of f. A radius ρ (options.rho) adds ρτ to each direction, and L is then the
-    dual of a loss that is robust over a KL ball (Qiu et al. 2023, eq. 4). relevance: the mean relevance w of each
-    direction: ρτ is part of each pair's term w (f + ρτ).
+    tau_scaled=false leaves out the factor τ of f. A radius ρ (options.rho) adds ρτ to each direction, times its mean
+    relevance (`relevance`); L is then the dual of a loss that is robust over a KL ball (Qiu et al. 2023, eq. 4).
 
     CLIP is ½ mean_i [−log (e^a_ii / Σ_j e^a_ij) − log (e^a_ii / Σ_j e^a_ji)] = L / (2τ), with logits a = s/τ (Radford
-    et al. 2021). GCL sums over the negatives only, and takes a mean in place of the sum. info_nce, dpr and epr use the
-    rows alone.
+    et al. 2021). GCL takes the mean over the negatives in place of the sum. info_nce, dpr and epr use the rows alone.
     """
     if options.tau_scaled:
         sides = zip((row, column), relevance, strict=True)
@@ -111,8 +109,8 @@ class SoftmaxObjective(TemperatureObjective):
     def _log_weights(self, batch: GatheredBatch) -> Tensor | None:
         """Return log-weights of all columns, (M,), to add to the logits of the row sums; None for no weights.
 
-        The base class returns None. OneSidedDPM returns −log q or ζ/τ if options.importance says so. Every rank must
-        call it.
+        The base class returns None. If options.importance is not none, OneSidedDPM returns −log q (q: the density from
+        which candidates are drawn) or ζ/τ (ζ: given for each column). Every rank must call it.
         """
 
 
@@ -120,14 +118,15 @@ class OneSidedDPM(SoftmaxObjective):
     """One-sided DPM: a model of p(y|x) whose candidates y_j were drawn with probability ∝ q_j and so have weight 1/q_j.
 
     f_i = τ LSE_{j∈C_i}(d_ij/τ + ω_j), with log-weights ω_j = −log q_j or ζ_j/τ (Wang et al. 2024, arXiv:2410.09156, eq.
-    4). The score of the positive that is subtracted in d_ij has no weight. The argument `importance` or a file gives
-    log q or ζ of the columns. Other symbols as in the module docstring.
+    4). The score of the positive that is subtracted in d_ij has no weight. With options.importance=log_q or zeta, the
+    argument `importance` of forward, (m,) of this rank's y, or else options.importance_file gives log q or ζ; without
+    either, forward raises ConfigError. Other symbols as in the module docstring.
     """
 
     def __init__(self, options: OneSidedDPMOptions) -> None:
         super().__init__(options)
         self._importance = options.importance
-        self.table = column_numbers(options, options.importance)
+        self.table = open_number_file(options, options.importance)
 
     def _log_weights(self, batch: GatheredBatch) -> Tensor | None:
         importance, given_m, scale = self._importance, batch.importance_m, self.scale(batch.x_bD)
@@ -157,8 +156,8 @@ class OneSidedDPM(SoftmaxObjective):
 class SimCLR(TemperatureObjective):
     """SimCLR (NT-Xent): each of 2N views against all others; its positive is the other view (Chen et al. 2020, eq. 1).
 
-    x and y are two views of the same N items; or y is None and x holds both views, stacked or interleaved as
-    options.views says. Every view is both an anchor and a candidate, so the sums over rows give the whole loss.
+    x and y are two views of N items; or y is None and x (2N, D) holds both, by options.views stacked (all first views,
+    then all second ones) or interleaved. All views are anchors and candidates, so row sums give the whole loss.
     """
 
     options: SimCLROptions
@@ -209,7 +208,7 @@ def rows_alone(
 ) -> Tensor:
     """Return this rank's share of the mean over rows of f_i/τ (see core_terms), 0-d, without the sums of columns.
 
-    Each row has one positive, y_i. in_sum_b: whether y_i is in C_i. negatives: the pairs to leave out. scale: 1/τ.
+    Each row must have one positive, y_i. in_sum_b: whether y_i is in C_i. negatives: leaves out y_i too. scale: 1/τ.
     """
 
     def f(log_sum: Tensor, omega: Tensor, log_count: Tensor, weight: Tensor) -> Tensor:
@@ -217,7 +216,7 @@ def rows_alone(
 
     batch, p_b = related.batch, related.batch.pair_scores()
     if related.complete:
-        f_own = partial(_of_own_positives, len(batch.y_MD), options.partition)
+        f_own = partial(_own_positive_losses, len(batch.y_MD), options.partition)
         rows = () if batch.relevance is None else (batch.relevance,)
         return row_losses(f_own, batch.x_bD, batch.y_MD, p_b, scale, negatives, rows=rows)[0] * batch.rows.share
     anchors, _ = related.anchors
@@ -257,11 +256,11 @@ def core_terms(
     a_P = scale * batch.pair_scores()
     if related.complete and weights_M is None:
         sides = zip(sums, indices, (len(batch.y_MD), batch.rows.total), strict=True)
-        f_b = (_of_own_positives(n, options.partition, at(N, i) - a_P, batch.relevance) for N, i, n in sides)
+        f_b = (_own_positive_losses(n, options.partition, at(N, i) - a_P, batch.relevance) for N, i, n in sides)
         row, column = (f.sum() * batch.rows.share for f in f_b)
         return row, column
     weights_P = torch.zeros_like(a_P) if weights_M is None else weights_M[indices[1]]
-    single = batch.positives.own is not None or single_positive(options)
+    single = batch.positives.own is not None or one_positive_per_sum(options)
     mean = _merged if options.positives is Positives.merge else _by_key if related.same else _each
     omegas = [weights.masked_fill(~in_sum_P, -math.inf) for weights in (weights_P, torch.zeros_like(a_P))]
     of_pairs = [(index, omega_P, single, batch.relevance) for index, omega_P in zip(indices, omegas, strict=True)]
@@ -274,16 +273,17 @@ def core_terms(
     return row, column
 
 
-def _of_own_positives(count: int, partition: Partition, difference_b: Tensor, w_b: Tensor | None = None) -> Tensor:
+def _own_positive_losses(count: int, partition: Partition, difference_b: Tensor, w_b: Tensor | None = None) -> Tensor:
     """Return w_i f_i/τ, (b,), with f as in core_terms, of anchors whose one positive is the item of their pair.
 
-    count: candidates of an anchor. difference_b: N_i − a_ii. w_b: the relevance of the pairs; None: all 1."""
+    count: candidates of an anchor. difference_b: N_i − a_ii, see core_terms. w_b: relevance of the pairs; None: 1.
+    """
     return weighted(softplus(difference_b) - (math.log(count) if partition is Partition.mean else 0.0), w_b)
 
 
 @dataclass(frozen=True)
 class DirectionSums:
-    """One direction (rows or columns): its anchors, their log-sums over negatives, and the P listed positive pairs.
+    """One direction (rows or columns): its anchors, their log-sums over negatives, and this rank's P positive pairs.
 
     log_sums: N_i, the log-sum-exp of the logits over the negatives of each anchor. index: the anchor of each pair.
     omega_P: the log-weight of each pair's positive in the sum of its anchor i, −inf if the positive is no candidate of
@@ -311,7 +311,7 @@ class DirectionSums:
         c = counts.to(a).log() if self.partition is Partition.mean else 0.0
         return torch.logaddexp(torch.where(valid, self.log_sums[index] - a, 0.0), log_positives) - c
 
-    def over_positives(self, values_P: Tensor) -> Tensor:
+    def log_sum_over_positives(self, values_P: Tensor) -> Tensor:
         """Return the log-sum-exp of values_P over the positives of each anchor (row or column), one entry per anchor.
 
         values_P: one exponent (such as the logit) for each of the P listed positive pairs. An anchor without positives
@@ -335,7 +335,7 @@ def _each(side: DirectionSums, a_P: Tensor) -> Tensor:
     """
     log_positives = side.omega_P
     if not side.single:
-        all_positives_P = side.over_positives(a_P + side.omega_P)[side.index] - a_P
+        all_positives_P = side.log_sum_over_positives(a_P + side.omega_P)[side.index] - a_P
         # an anchor with one positive takes its exact value, without the rounding of the sum
         log_positives = torch.where(side.anchors.positives[side.index] == 1, side.omega_P, all_positives_P)
     f_P = side.f(side.index, a_P, log_positives)
@@ -348,7 +348,7 @@ def _merged(side: DirectionSums, a_P: Tensor) -> Tensor:
     f: as in core_terms, with the log-sum-exp over the anchor's positives in place of the logit s_ip/τ. a_P: the logits
     of the P listed positive pairs.
     """
-    merged, in_sum = side.over_positives(a_P), side.over_positives(a_P + side.omega_P)
+    merged, in_sum = side.log_sum_over_positives(a_P), side.log_sum_over_positives(a_P + side.omega_P)
     f = side.f(slice(None), merged, torch.where(in_sum == merged, 0.0, in_sum - merged))
     return side.anchors.share * torch.where(side.anchors.valid, f, 0.0)[side.anchors.own].sum()
 

@@ -41,7 +41,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dyad.data.base.errors import ConfigError
-from dyad.train.losses.objectives.base import Objective, ObjectiveResult, paired
+from dyad.train.losses.objectives.base import Objective, ObjectiveResult, check_pairs
 from dyad.train.losses.objectives.softmax import DIRECTIONS
 from dyad.train.losses.options.choices import Cov, PairSet
 from dyad.train.losses.options.spectral import (
@@ -51,7 +51,7 @@ from dyad.train.losses.options.spectral import (
     VicregOptions,
 )
 from dyad.train.losses.sums.all_gather import Layout
-from dyad.train.losses.sums.conditions import logged
+from dyad.train.losses.sums.conditions import costly_metrics_wanted
 from dyad.train.losses.sums.functions import product, weighted
 
 
@@ -64,7 +64,7 @@ class MomentObjective(Objective, ABC):
     def of_embeddings(self, x_bD: Tensor, y_mD: Tensor | None, **inputs: Any) -> ObjectiveResult:
         targets = {name: e for name, e in inputs.items() if name in ("x_target", "y_target")}
         weights = {} if inputs["relevance"] is None else {"relevance_b": inputs["relevance"]}
-        y_bD, layout = paired(x_bD, y_mD, **targets)
+        y_bD, layout = check_pairs(x_bD, y_mD, **targets)
         dtype = torch.promote_types(x_bD.dtype, torch.float32)
         targets = {name: e.to(dtype) for name, e in targets.items()}
         return self.of_pairs(x_bD.to(dtype), y_bD.to(dtype), layout, **targets, **weights)
@@ -102,7 +102,7 @@ class Spectral(MomentObjective):
         spread = squares / total**2 if self.options.pairs is PairSet.all else others
         with torch.no_grad():
             metrics = {"positive_score": positive, "negative_square": others, **moment_errors(sums_2DD / total)}
-            if logged():
+            if costly_metrics_wanted():
                 metrics["rank"] = effective_rank(layout.sum_(x_bD.T @ y_bD))
         return ObjectiveResult(spread - 2 * attraction, metrics)
 
@@ -159,7 +159,7 @@ class SpectralAlternating(MomentObjective):
         """Return the running means of the second moments of x and of y, with this batch included, (2, D, D).
 
         batch_2DD: the moments of the batch, which are returned as they are if options.lambda_momentum is 0. moves:
-        whether to store the new means. Raises ConfigError if options.width is not D.
+        whether to store the new means, which `undo` can take back. Raises ConfigError if options.width is not D.
         """
         if not self.options.lambda_momentum:
             return batch_2DD
@@ -230,10 +230,10 @@ class Vicreg(MomentObjective):
 
 
 def against_frozen(phi_bD: Tensor, nu_bD: Tensor, lambda_DD: Tensor, relevance_b: Tensor | None = None) -> Tensor:
-    """Return Σ_i φ_iᵀ Λ φ_i − 2 w_i <φ_i, ν_i>, 0-d. Its gradient in φ_i is 2 (Λ φ_i − w_i ν_i).
+    """Return Σ_i (φ_iᵀ Λ φ_i − 2 w_i <φ_i, ν_i>) over this rank's pairs, 0-d.
 
-    phi_bD: φ, the side that learns. nu_bD: ν, the side without gradient. lambda_DD: Λ, the second moment of ν.
-    relevance_b: the weights w_i; None: all 1.
+    Its gradient in φ_i is 2 (Λ φ_i − w_i ν_i). phi_bD: φ, the side that learns. nu_bD: ν, the side without gradient.
+    lambda_DD: Λ, the second moment of ν. relevance_b: the weights w_i; None: all 1.
     """
     return ((product(phi_bD, lambda_DD) - 2 * weighted(nu_bD, relevance_b)) * phi_bD).sum()
 
@@ -259,5 +259,5 @@ def effective_rank(c_DD: Tensor) -> Tensor:
 
 
 def _moments(x_bD: Tensor, y_bD: Tensor) -> Tensor:
-    """Return XᵀX and YᵀY of this rank's rows, stacked: (2, D, D)."""
+    """Return XᵀX and YᵀY of this rank's rows, not divided by their number, stacked: (2, D, D)."""
     return torch.stack([product(e_bD.T, e_bD) for e_bD in (x_bD, y_bD)])

@@ -1,6 +1,7 @@
 """The global batch of one step with the stored state of its samples, for the objectives of estimators.py.
 
-Symbols as in estimators.py.
+Symbols as in estimators.py: ĝ_i is the mean of e^(d_ij/τ) over the negatives j of anchor i in the batch, with d_ij the
+score of j minus that of the positive, and u_i the running mean of ĝ_i over the batches with sample i.
 """
 
 from __future__ import annotations
@@ -35,9 +36,10 @@ Step = Callable[[Numbers], tuple[Numbers, Numbers]]  # from gradients to new par
 def build_sample_state(options: EstimatorOptions, **initial: float) -> SampleState:
     """Create the per-sample state of an objective: log u and the entries of `initial`, for each side of its anchors.
 
-    u: the running mean of a sample's exponentials. initial: name → the initial value of a per-sample parameter. A
-    stored name ends in the side of the anchors, _x or _y, as in "log_u_x". Raises ConfigError if options.num_samples is
-    not set, or options.gamma_epochs is not set for gamma=auto.
+    u: the running mean of a sample's exponentials; log u is NaN before a sample's first batch. initial: name → the
+    initial value of a per-sample parameter, NaN for none. A stored name ends in the side of the anchors, _x or _y, as
+    in "log_u_x". Raises ConfigError if options.num_samples is not set, or options.gamma_epochs is not set for
+    gamma=auto.
     """
     if options.num_samples is None:
         raise ConfigError(
@@ -57,10 +59,11 @@ def build_sample_state(options: EstimatorOptions, **initial: float) -> SampleSta
 class StateBatch:
     """The global batch of one step, its anchors by side ("x", "y") and the stored state of its samples before the step.
 
-    exclusion: the pairs that no sum over negatives contains, such as the positives. read: the state of the batch's
-    samples. complete: whether `read` has the state stored on all ranks, or only that of this rank. sample_state: the
-    state of all samples. epoch: the current epoch from 0, by the number of samples seen. training: whether the step
-    changes the state. relevance_B: weights in (0, 1] of the pairs of all ranks, (B,); None: all 1.
+    batch: the batch; B: the number of pairs of all ranks. exclusion: the pairs that no sum over negatives contains,
+    such as the positives. read: the state of the batch's samples. complete: whether `read` has the state stored on all
+    ranks, or only that of this rank. sample_state: the state of all samples. epoch: the current epoch from 0, by the
+    number of samples seen. training: whether the step changes the state. relevance_B: weights in (0, 1] of the pairs of
+    all ranks, (B,); None: all 1.
     """
 
     batch: GatheredBatch
@@ -120,17 +123,22 @@ class StateBatch:
 
     def summed(
         self, batch: GatheredBatch, scale: Tensor | Scales, own_logits: Callable[[], Numbers], **weights: Tensor | None
-    ) -> tuple[StateBatch, Numbers, dict[str, UpdatedMeans]]:
-        """Sum over negatives; return this batch with the old state of its samples, log ĝ_i, and the updated means.
+    ) -> tuple[StateBatch, Numbers, dict[str, MeanEstimates]]:
+        """Sum over negatives; return this batch with the whole old state, log ĝ_i, and the MeanEstimates.
 
-        log ĝ_i, of the anchors i of `seen`: the log of the mean of e^(d_ij/τ) over the negatives j of anchor i, side →
-        (b,) for x and (B,) for y, −inf for an anchor without negatives. d_ij: the score of j minus that of the
-        positive. batch: the embeddings. scale: as in log_partition, but with Scales of the columns of pairs alone,
-        (B,). weights: row_weights_B and column_weights_M of log_partition, the latter also of the columns of pairs
-        alone, (B,); further columns have the scale 1 and the log-weight 0. own_logits(): the logits of the pairs (x_i,
-        y_i), for anchors x and for anchors y, side → (b,). All ranks know log ĝ of all anchors y. Each rank must
-        compute the loss of all of them, as `mean` does, since backward does not sum their gradients over ranks. One
-        collective sends the column sums and the state of the samples of the batch. Every rank must call it.
+        ĝ_i: the mean of e^(d_ij/τ) over the negatives j of anchor i, d_ij the score of j minus that of the positive;
+        log-weights, if given, are added to d_ij/τ. The first result is complete (`complete` of `of`). The second is log
+        ĝ_i of the anchors in `seen`, with gradient: side → (b,) for x and (B,) for y, −inf for an anchor without
+        negatives. The third is the result of mean_estimates, without gradient.
+
+        batch: self.batch, or a copy with other embeddings. scale: as in log_partition (sums/lse.py), but with Scales of
+        the columns of pairs alone, (B,). own_logits(): the logits of the pairs (x_i, y_i), for anchors x and for
+        anchors y, side → (b,). weights: row_weights_B and column_weights_M of log_partition, the latter also of the
+        columns of pairs alone, (B,); further columns have the scale 1 and the log-weight 0.
+
+        All ranks know log ĝ of all anchors y. Each rank must compute the loss of all of them, as `mean` does, since
+        backward does not sum their gradients over ranks. One collective sends the column sums and the state of the
+        samples of the batch. Every rank must call it.
         """
         read, dtype = self.read, torch.promote_types(batch.x_bD.dtype, torch.float32)
         counts = {side: anchors.counts.clamp(min=1).to(dtype).log() for side, anchors in self.anchors.items()}
@@ -158,18 +166,18 @@ class StateBatch:
             logits["y"] = every["y"].slice_scatter(logits["y"], 0, self.own.start, self.own.stop)
         log_g = {side: sums[side] - logits[side] - counts[side] for side in counts}
         every |= {"y": log_g["y"].detach()} if "y" in every else {}
-        return state, log_g, state.updated_means(every)
+        return state, log_g, state.mean_estimates(every)
 
     def _of_columns(self, values_B: Tensor, other: float) -> Tensor:
         """Return values_B extended to all M columns, (M,), with `other` for the further columns."""
         further = len(self.batch.y_MD) - self.batch.columns.total
         return F.pad(values_B, (0, further), value=other) if further else values_B
 
-    def updated_means(self, log_g: Numbers) -> dict[str, UpdatedMeans]:
-        """Return log ĝ and the new running means log u of all samples of the global batch, by side.
+    def mean_estimates(self, log_g: Numbers) -> dict[str, MeanEstimates]:
+        """Return log ĝ and the new running means log u of all samples of the global batch, by side. Nothing is stored.
 
         log_g: log ĝ (the log of the batch's mean exponential) of all anchors, side → (B,). A sample in its first batch
-        takes log ĝ as log u.
+        takes log ĝ as log u; one without negatives in this batch keeps its log u.
         """
         gamma = self.options.gamma_at(self.epoch)
         log_keep, log_take = (math.log(share) if share else -math.inf for share in (1 - gamma, gamma))
@@ -178,7 +186,7 @@ class StateBatch:
             log_g_B = self.read.log_mean(log_g[side])
             mixed_B = torch.logaddexp(old_B + log_keep, log_g_B + log_take)
             new_B = torch.where(old_B.isnan(), log_g_B, mixed_B)
-            found[side] = UpdatedMeans(log_g_B, torch.where(log_g_B == -math.inf, old_B, new_B))
+            found[side] = MeanEstimates(log_g_B, torch.where(log_g_B == -math.inf, old_B, new_B))
         return found
 
     def mean(self, of_anchors: Numbers, estimates: Numbers) -> Tensor:
@@ -188,7 +196,7 @@ class StateBatch:
         over the sides by options.directions. estimates: side → terms for all anchors of `seen`, of which only the
         gradient is used, that of the estimator; their values are subtracted. The relevance of an anchor's pair
         multiplies its loss and its estimate, so that the gradient is that of the weighted loss, also in a temperature
-        or ζ per sample.
+        or ζ (the log-weight of NUCLR) per sample.
         """
         valid = {side: anchors.valid[anchors.own] for side, anchors in self.anchors.items()}
         of_anchors = {side: weighted(values, self._relevance(self.own)) for side, values in of_anchors.items()}
@@ -199,6 +207,7 @@ class StateBatch:
         return torch.stack(terms).sum()
 
     def _relevance(self, part: slice) -> Tensor | None:
+        """Return the relevance of the pairs in a slice of the global batch; None: all 1."""
         return None if self.relevance_B is None else self.relevance_B[part]
 
     def share(self, side: str) -> Tensor:
@@ -208,10 +217,10 @@ class StateBatch:
         """
         return self.anchors[side].share * (0.5 if self.options.directions is Directions.mean else 1.0)
 
-    def result(self, loss: Tensor, updated: dict[str, UpdatedMeans], gradients: Numbers, step: Step) -> ObjectiveResult:
+    def result(self, loss: Tensor, means: dict[str, MeanEstimates], gradients: Numbers, step: Step) -> ObjectiveResult:
         """Return the loss with its metrics, and store the new log u and per-sample parameters if self.training.
 
-        loss: this rank's share of the loss. updated: log ĝ and the new running means log u, by side. gradients: this
+        loss: this rank's share of the loss. means: log ĝ and the new running means log u, by side. gradients: this
         rank's share of the gradients in per-sample parameters, (B,) by side, maybe {}. step: a function from the sums
         of `gradients` over ranks to the new parameters, (B,) by "<name>_<side>", and further metrics, 0-d; a trainer
         sums and calls it later, see summed_later. The metric staleness is the mean |log u − log ĝ| over the anchors of
@@ -219,13 +228,13 @@ class StateBatch:
         """
 
         def stored(sums: Tensor) -> Numbers:
-            new, metrics = step(dict(zip(gradients, sums.chunk(len(updated)), strict=False)))
+            new, metrics = step(dict(zip(gradients, sums.chunk(len(means)), strict=False)))
             if self.training:
-                self.sample_state.write(self.read, {f"log_u_{side}": m.log_u_B for side, m in updated.items()} | new)
+                self.sample_state.write(self.read, {f"log_u_{side}": m.log_u_B for side, m in means.items()} | new)
             return {"share_never_visited": self.sample_state.share_never_visited.to(stale), **metrics}
 
-        counted = torch.cat([m.has_negatives_B for m in updated.values()])
-        off = torch.where(counted, torch.cat([m.log_u_B - m.log_g_B for m in updated.values()]), 0.0).abs()
+        counted = torch.cat([m.has_negatives_B for m in means.values()])
+        off = torch.where(counted, torch.cat([m.log_u_B - m.log_g_B for m in means.values()]), 0.0).abs()
         stale, gamma = off.sum() / counted.sum().clamp(min=1), self.options.gamma_at(self.epoch)
         health = {"staleness": stale, "gamma": torch.full_like(stale, gamma)}
         health |= summed_later(torch.cat([off[:0], *gradients.values()]), self.batch.rows, stored)
@@ -233,10 +242,13 @@ class StateBatch:
 
 
 @dataclass(frozen=True)
-class UpdatedMeans:
-    """Two estimates for each sample of a batch, (B,) each: log ĝ of this batch, and the new running mean log u.
+class MeanEstimates:
+    """Two estimates of the mean of e^(d_ij/τ) over the negatives j of an anchor i, for all B samples i of the batch.
 
-    log ĝ is averaged over repeated samples. A sample without negatives has log ĝ = −inf and keeps its old log u.
+    d_ij: the score of j minus that of the positive; NUCLR adds ζ_j. log_g_B (B,): log of the mean over the negatives in
+    this batch; a sample that occurs more than once has the mean over its places. log_u_B (B,): log of the running mean
+    over batches, this one included. A sample without negatives in this batch has log_g_B = −inf and keeps its log_u_B,
+    which is NaN before its first batch with negatives. No gradients.
     """
 
     log_g_B: Tensor
@@ -248,5 +260,5 @@ class UpdatedMeans:
         return self.log_g_B > -math.inf
 
     def log_u(self, own: slice) -> Tensor:
-        """Return log u of the samples in the slice `own` of the global batch; 0 for samples without negatives."""
+        """Return log_u_B of the samples in the slice `own` of the global batch; 0 for samples without negatives."""
         return torch.where(self.has_negatives_B, self.log_u_B, 0.0)[own]

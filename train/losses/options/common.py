@@ -37,8 +37,9 @@ RANGES: dict[str, Callable[[float], bool]] = {
 def number(default: Any, meaning: str, allowed: str, **limits: float) -> Any:
     """Make a dataclass field for a numeric option, with the text that `--help` prints and its allowed range.
 
-    meaning: the text for `--help`. allowed: the range, a key of RANGES. limits: further limits of the value, by the
-    names least, most, above or below. The value None is legal in every range.
+    meaning: the text for `--help`. allowed: the range, a key of RANGES, which the options check when they are made.
+    limits: further limits, by the names least, most, above or below, which only a run checks (data/base/limits.py). The
+    value None is legal in every range.
     """
     return field(default=default, metadata={"help": meaning, "range": allowed, **limits})
 
@@ -47,12 +48,12 @@ def number(default: Any, meaning: str, allowed: str, **limits: float) -> Any:
 class ExpectedBatch:
     """Properties of the global batches of a run, which ObjectiveOptions.broken_by compares with an objective.
 
-    pairs: the number of pairs of all processes together. further: whether rows have y items beside that of their pair,
-    such as hard negatives. several: whether any of these further y items are positives. classes: whether the columns
-    are classes, not the items of pairs. inputs: the kind of x and y, one of those in ObjectiveOptions. catalogue:
-    whether further y items can be drawn from all y items of the data. relevance: whether positive pairs have a
-    relevance (a weight in (0, 1]). further_x: whether rows have x items beside that of their pair, which are wrong for
-    its y.
+    pairs: the number of pairs of all processes together, in one batch. further: whether rows have y items beside that
+    of their pair, such as hard negatives. several: whether any of these further y items are positives. classes: whether
+    the columns are classes, not the items of pairs. inputs: the kind of x and y, one of those in ObjectiveOptions.
+    catalogue: whether further y items can be drawn from all y items of the data. relevance: whether positive pairs have
+    a relevance (a weight in (0, 1]). further_x: whether rows have x items beside that of their pair, which are wrong
+    for its y.
     """
 
     pairs: int
@@ -73,7 +74,7 @@ class ExpectedBatch:
 
     @property
     def has_lists(self) -> bool:
-        """Whether rows have lists of further y items, such as hard negatives, and columns are not classes."""
+        """Whether rows have further y items of their own, such as hard negatives, and columns are not classes."""
         return self.further and not self.classes
 
     @property
@@ -133,7 +134,7 @@ class ObjectiveOptions:
         return None
 
     def drawn_items(self, pairs: int) -> int:
-        """Return how many y items a run draws as noise for each global batch of `pairs` pairs."""
+        """Return how many y items a run draws as noise for each global batch of `pairs` pairs; 0 if it draws none."""
         return 0
 
     @property
@@ -217,6 +218,7 @@ class ObjectiveOptions:
 
 
 def _restored(family: type[ObjectiveOptions], values: dict[str, Any]) -> ObjectiveOptions:
+    """Return the options that ObjectiveOptions.__reduce__ pickled, of the class that `preset` made in this process."""
     return _presets[family, values["name"]](**values)
 
 
@@ -228,8 +230,9 @@ def preset(
 ) -> type[ObjectiveOptions]:
     """Make the options class of the objective `name`: a subclass of `family` with other defaults.
 
-    summary: one line for `--help`; None: the docstring of `family`. defaults: option → its new default, or a dataclass
-    field with a new default and help text. The class is also registered, so that its instances can be unpickled.
+    The class is not added to OBJECTIVES; it is registered only for unpickling its instances. summary: one line for
+    `--help`; None: the docstring of `family`. defaults: option → its new default, or a dataclass field with a new
+    default and help text.
     """
     inherited, types = {f.name: f for f in fields(family)}, get_type_hints(family)
     changed = {

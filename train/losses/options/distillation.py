@@ -12,9 +12,11 @@ from dyad.train.losses.options.softmax import DPR, SoftmaxOptions
 
 @dataclass
 class DistillationOptions(SoftmaxOptions):
-    """Options of the class Distillation in objectives/distillation.py.
+    """Options of distillation: the scores of the items of a row's list become like a teacher's scores of them.
 
-    The list of a row is its own y and its further columns, such as hard negatives.
+    Options of the class Distillation in objectives/distillation.py. The list of a row is its own y and its further
+    columns, such as hard negatives. The options of SoftmaxOptions act on the softmax loss that `contrastive` weighs;
+    those of τ, similarity and matryoshka act on both losses.
     """
 
     formula: ClassVar[str] = "distillation:Distillation"

@@ -33,9 +33,9 @@ OBJECTIVES: dict[str, type[ObjectiveOptions]] = {
 def configure(name: str, **options: Any) -> ObjectiveOptions:
     """Build and check the options of the objective `name`, a key of OBJECTIVES.
 
-    options: name of an option → its value; a member of an enum may be given as text. Raises ConfigError for an unknown
-    name or option (the message has the nearest known one), a value of the wrong type or out of range, and options that
-    exclude each other.
+    options: name of an option → its value; a member of an enum may be given as text. Options that are not given have
+    the defaults of the preset. Raises ConfigError for an unknown name or option (the message has the nearest known
+    one), a value of the wrong type or out of range, and options that exclude each other.
     """
     if name not in OBJECTIVES:
         choices = ", ".join(OBJECTIVES)

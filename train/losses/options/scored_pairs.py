@@ -11,7 +11,10 @@ TEACHER = frozenset({"teacher"})
 
 @dataclass
 class ScoredPairOptions(ObjectiveOptions):
-    """Options of the class SquaredError in objectives/scored_pairs.py."""
+    """Options of the squared error between the score of a pair and its given score, the objective cosine_mse.
+
+    Options of the class SquaredError in objectives/scored_pairs.py.
+    """
 
     formula: ClassVar[str] = "scored_pairs:SquaredError"
     takes: ClassVar[frozenset[str]] = TEACHER
@@ -22,7 +25,10 @@ class ScoredPairOptions(ObjectiveOptions):
 
 @dataclass
 class CoSENTOptions(TemperatureOptions):
-    """Options of the class CoSENT in objectives/scored_pairs.py."""
+    """Options of CoSENT, a loss of the order of pairs by their given scores.
+
+    Options of the class CoSENT in objectives/scored_pairs.py.
+    """
 
     formula: ClassVar[str] = "scored_pairs:CoSENT"
     takes: ClassVar[frozenset[str]] = TEACHER

@@ -65,14 +65,16 @@ class Layout:
     def gather(self, rows: Tensor) -> Tensor:
         """Join the `rows` (b, …) of all ranks, in rank order, to (B, …) on every rank.
 
-        Backward sums the gradient over ranks, and each rank gets the part of its own rows.
+        Backward sums the gradient over ranks, and each rank gets the part of its own rows. Every rank must call it,
+        forward and backward.
         """
         return self.gathered(rows)[0]
 
     def gathered(self, rows: Tensor, *more: Tensor) -> tuple[Tensor, ...]:
         """Join `rows` as `gather` does, and the tensors of `more`, (b, …) of any types, by one collective.
 
-        Returns the joined tensors, (B, …), in the order of the arguments; only the first has a gradient.
+        Returns the joined tensors, (B, …), in the order of the arguments; only the first has a gradient. Every rank
+        must call it, with equal types and further sizes, forward and backward.
         """
         return _Gather.apply(self, rows, *more) if self.world_size > 1 else (rows, *more)  # pyright: ignore[reportReturnType]
 
@@ -83,17 +85,20 @@ class Layout:
         return whole
 
     def sum(self, values: Tensor) -> Tensor:
-        """Sum the tensor `values` elementwise over ranks, for every rank. Backward sums the gradient over ranks."""
+        """Return the elementwise sum of `values` over ranks, on every rank. Backward sums the gradient over ranks.
+
+        Every rank must call it, forward and backward.
+        """
         return _Sum.apply(values, self) if self.world_size > 1 else values  # pyright: ignore[reportReturnType]
 
     def sum_(self, values: Tensor) -> Tensor:
-        """Sum the tensor `values` elementwise over ranks, in place and without gradient; every rank gets the sum."""
+        """Sum `values` elementwise over ranks, in place and without gradient; return it. Every rank must call it."""
         if self.world_size > 1:
             dist.all_reduce(values)
         return values
 
     def max_(self, values: Tensor) -> Tensor:
-        """Take the elementwise maximum of `values` over ranks, in place and without gradient, on every rank."""
+        """Set `values` to its elementwise maximum over ranks, without gradient; return it. Every rank must call it."""
         if self.world_size > 1:
             dist.all_reduce(values, dist.ReduceOp.MAX)
         return values

@@ -63,8 +63,9 @@ def collect_checks(speculative: bool, sizes: Sizes | None = None, logged: bool =
     """Give objectives in the `with` block these settings of Checks, and yield the Checks that the block fills.
 
     speculative: whether conditions such as "no sum underflows" are assumed to hold; the caller must then read
-    Checks.violated, and compute again with speculative=False if it is not 0. sizes: the layouts of the global batch;
-    None: the ranks exchange sizes. logged: whether costly metrics are wanted. All three must be equal on all ranks.
+    Checks.violated, and compute again with speculative=False if it is not 0. The caller must also sum and finish
+    Checks.later, see summed_later. sizes: the layouts of the global batch; None: the ranks exchange sizes. logged:
+    whether costly metrics are wanted. All three must be equal on all ranks.
     """
     checks = Checks(speculative, sizes, logged)
     token = _CHECKS.set(checks)
@@ -97,10 +98,10 @@ def holds(condition: Tensor) -> bool:
     return may_assume(condition) or bool(condition)
 
 
-def logged() -> bool:
-    """Whether metrics that cost as much as the loss are wanted, as the argument `logged` of `collect_checks` says.
+def costly_metrics_wanted() -> bool:
+    """Whether an objective is to compute metrics that cost as much as its loss, the same on all ranks.
 
-    True outside of `collect_checks`.
+    The argument `logged` of the enclosing `collect_checks`; True outside of it.
     """
     checks = _CHECKS.get()
     return checks is None or checks.logged
@@ -119,7 +120,8 @@ def summed_later(values: Tensor, layout: Layout, finish: Finish) -> dict[str, Te
     """Return the metrics finish(sum of `values` over ranks), name → 0-d, the same on all ranks.
 
     Within `collect_checks` return {} and append (values, finish) to Checks.later: the trainer sums over ranks and calls
-    `finish`. values: 1-d. layout: the ranks of the sum. Every rank must call it.
+    `finish`, also in an attempt that it then drops and undoes. values: 1-d; outside of `collect_checks` the sum is
+    written over them. layout: the ranks of the sum. Every rank must call it.
     """
     if (checks := _CHECKS.get()) is None:
         return finish(layout.sum_(values) if len(values) else values)

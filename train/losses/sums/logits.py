@@ -17,8 +17,8 @@ from dyad.train.losses.sums.tiles import part_of, slices
 Shares = Callable[[Tensor], Tensor]  # the log-sums of this rank's rows (b,) → its shares of numbers of any shape
 
 
-def nothing(rows_b: Tensor) -> Tensor:
-    """Return an empty tensor: the function `shares` of a caller of log_partition that has no further numbers to sum."""
+def no_shares(rows_b: Tensor) -> Tensor:
+    """Return an empty tensor: the default of the argument `shares` of log_partition, for no further numbers to sum."""
     return rows_b.new_empty(0)
 
 

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from dyad.train.losses.sums.all_gather import Layout
 from dyad.train.losses.sums.functions import first_order_only
-from dyad.train.losses.sums.logits import Logits, Shares, UpstreamGradients, nothing
+from dyad.train.losses.sums.logits import Logits, Shares, UpstreamGradients, no_shares
 from dyad.train.losses.sums.lse_one_shift import find_bound, one_shift_gradients, one_shift_sums
 from dyad.train.losses.sums.lse_online import online_gradients, online_sums
 from dyad.train.losses.sums.tiles import Block, Exclusion, Tiles
@@ -49,7 +49,7 @@ def log_partition(
     *,
     row_weights_B: Tensor | None = None,
     column_weights_M: Tensor | None = None,
-    shares: Shares = nothing,
+    shares: Shares = no_shares,
     whole_gradients: bool = False,
 ) -> tuple[Tensor, ...]:
     """Return the log-sum-exp of weighted logits over each row of this rank, (b,), and over each column, (M,).
@@ -62,14 +62,14 @@ def log_partition(
     out; None: no pair. row_weights_B (of all ranks, distributed as the columns), column_weights_M: log-weights; None:
     all 0. shares: a function from the log-sums of this rank's rows to further numbers, which the collective of the
     column sums sums over ranks too; their sum, without gradient, is a third result. The first two results are float32
-    or float64. A row or column whose pairs are all left out gets −inf, with gradient zero. Differentiable in x, y,
-    scale and log-weights.
+    or float64. A row or column whose pairs are all left out gets −inf, with gradient zero. Differentiable once in x, y,
+    scale and log-weights; a backward with create_graph=True raises RuntimeError.
 
     The column results are the same on every rank, and a rank may use any column: backward sums the gradients of columns
     over ranks. whole_gradients: whether the gradients that reach each rank's column results are that sum already, so
     that backward does not sum. Gradients of inputs that all ranks share (y, scale, column weights) are this rank's
-    share, to be summed over ranks, as Layout.gather does for y. Every rank must call it, forward and backward, with any
-    number of rows.
+    share, to be summed over ranks, as Layout.gather does for y. With a layout, every rank must call it, forward and
+    backward, with any number of rows.
     """
     row_scale, column_scale = (scale.rows_b, scale.columns_M) if isinstance(scale, Scales) else (scale, None)
     row_weights_b = row_weights_B
@@ -78,7 +78,7 @@ def log_partition(
     inputs = x_bD, y_MD, row_scale, column_scale, row_weights_b, column_weights_M
     with torch.autocast(x_bD.device.type, enabled=False):
         found = _LogPartition.apply(*inputs, layout, exclusion, row_weights_B, shares, whole_gradients)
-    return found if shares is not nothing else found[:2]  # pyright: ignore
+    return found if shares is not no_shares else found[:2]  # pyright: ignore
 
 
 class _LogPartition(torch.autograd.Function):
@@ -93,7 +93,7 @@ class _LogPartition(torch.autograd.Function):
         layout = given or Layout((len(y_MD),), 0)  # of one rank: nothing is sent
         tiles, logits = Tiles(x_bD, y_MD, exclusion), Logits.detached(*logit_inputs)
         bound = find_bound(tiles, logits, layout, row_weights_B)
-        kept: list[Block] | None = [] if tiles.fit and any(ctx.needs_input_grad) else None
+        kept: list[Block] | None = [] if tiles.keeps_scores and any(ctx.needs_input_grad) else None
         sums = None if bound is None else one_shift_sums(tiles, logits, bound, layout, shares, given is None, kept)
         rows_b, columns_M, shared = sums or online_sums(tiles, logits, layout, shares)
         ctx.mark_non_differentiable(shared)

@@ -62,8 +62,8 @@ def find_bound(tiles: Tiles, logits: Logits, layout: Layout, row_weights_B: Tens
     logits: the scales and log-weights that turn scores into logits. layout: how the columns are distributed over ranks.
     row_weights_B: the log-weights of the rows of all ranks; None: all 0. Returns a Bound: the shift, the same on every
     rank, and the largest log-weight of the rows and of the columns. Returns None if each row and column has its own
-    scale, or if the limit scale · max|x| · max|y| of |logit| is infinite or too large for one shift. Every rank must
-    call it.
+    scale, or if the limit scale · max|x| · max|y| of |logit| is infinite or too large for one shift; within
+    collect_checks(speculative=True) of conditions.py it is assumed not to be. Every rank must call it.
     """
     if logits.column_scale_M is not None:
         return None
@@ -100,10 +100,11 @@ def one_shift_sums(
 
     A third result is the sum over ranks of shares(row log-sums), as in log_partition. Column sums run over the rows of
     all ranks. tiles: the score matrix. logits: the scales and log-weights that make logits of the scores. bound: the
-    shift, and the largest log-weights. layout: how the columns are distributed over ranks. rows_alone: whether the
-    caller does not use the column sums, so that they may underflow. kept: a list to which the exponentials are
-    appended, for one_shift_gradients; None: they are not kept. Returns None, on all ranks, if one of the sums
-    underflows on any rank. Every rank must call it.
+    shift, and the largest log-weights, from find_bound. layout: how the columns are distributed over ranks. rows_alone:
+    whether the caller does not use the column sums, so that they may underflow. kept: a list to which the exponentials
+    are appended, for one_shift_gradients; None: they are not kept. Returns None, on all ranks, if one of the sums
+    underflows on any rank; within collect_checks(speculative=True) of conditions.py it is assumed that none does. Every
+    rank must call it.
     """
     info = torch.finfo(tiles.dtype)
     least = info.tiny / info.eps  # a sum above it has lost no digit to subnormal terms
@@ -139,7 +140,7 @@ def one_shift_gradients(
     u_b = upstream.row_gradient_b * (bound.of_rows - upstream.rows_b).exp()
     v_M = upstream.column_gradient_M * (bound.of_columns - upstream.columns_M).exp()
     found = None
-    if fused := _fused(tiles, logits):
+    if fused := _kernels(tiles, logits):
         kernels, exclusion = fused
         found = kernels.gradients(tiles.x_bD, tiles.y_MD, logits.row_scale, bound.shift, u_b, v_M, exclusion)
     gradients = Gradients(tiles, found)
@@ -175,7 +176,7 @@ def _sums(tiles: Tiles, logits: Logits, bound: Bound, kept: list[Block] | None) 
     shift that of `bound`. w_j and w'_i are the weights of columns and rows from _factors, 1 without log-weights. kept:
     a list to which the tiles of E are appended, unless GPU kernels compute the sums; None: they are not kept.
     """
-    if fused := _fused(tiles, logits):
+    if fused := _kernels(tiles, logits):
         kernels, exclusion = fused
         return kernels.exp_sums(tiles.x_bD, tiles.y_MD, logits.row_scale, bound.shift, exclusion)
     row_factors_b, column_factors_M = _factors(logits, bound)
@@ -238,7 +239,7 @@ def _largest(values: Tensor, least: float) -> Tensor:
     return (values.detach().max() if len(values) else values.new_full((), least)).double()
 
 
-def _fused(tiles: Tiles, logits: Logits) -> tuple[ModuleType, KernelExclusion] | None:
+def _kernels(tiles: Tiles, logits: Logits) -> tuple[ModuleType, KernelExclusion] | None:
     """Return the module of the Triton kernels, and the pairs to leave out; None if the kernels cannot be used.
 
     The kernels need bf16 or fp16, a GPU that Triton supports, and one scale without log-weights. Pairs are left out as

@@ -43,7 +43,9 @@ class KernelExclusion:
 
     keys: none, one or two kinds of key, each as (keys of the b rows, keys of the first columns, at most M), int64. A
     pair is left out when its row and column have an equal key of either kind; later columns have no key and equal none.
-    first_own: row i's own column is first_own + i. This pair stays even with equal keys, or is left out if own_dropped.
+    first_own: row i's own column is first_own + i, which may be negative or beyond the last column: row i then has no
+    own column here (first_own = M: no row has one). The pair of a row and its own column stays even with equal keys, or
+    is left out if own_dropped.
     """
 
     keys: tuple[tuple[Tensor, Tensor], ...]
@@ -65,8 +67,9 @@ NOTHING = KernelExclusion((), 0)
 def available(x_bD: Tensor, y_MD: Tensor) -> bool:
     """Whether the kernels can take x and y: bf16 or fp16 on a CUDA device that Triton supports, D ≤ 4096.
 
-    float32 is excluded: tensor cores would round its products to tf32, and without them cuBLAS is as fast as a kernel.
-    With TRITON_INTERPRET=1 Triton interprets the kernels on any device, very slowly.
+    The first call for a device compiles a small kernel; if that fails, the reason is printed to stderr. float32 is
+    excluded: tensor cores would round its products to tf32, and without them cuBLAS is as fast as a kernel. With
+    TRITON_INTERPRET=1 Triton interprets the kernels on any device, very slowly.
     """
     if not INSTALLED or x_bD.dtype not in (torch.bfloat16, torch.float16) or y_MD.dtype != x_bD.dtype:
         return False
@@ -269,7 +272,7 @@ def _exponentials(
 
 @compiled
 def _without_equal(e, row_keys, column_keys, keyed, rows, columns, row_count, first_own, near_own):
-    """Set e_ij to 0 for pairs (i, j) of a block whose row key and column key are equal, except for own columns.
+    """Return e with 0 for pairs (i, j) of a block whose row key and column key are equal, except for own columns.
 
     e: the exponentials of the block. rows, columns: the indices of its rows and columns. row_keys, column_keys:
     pointers to the keys. The own column of row i is first_own + i, and its exponential stays. keyed: how many of the

@@ -40,9 +40,9 @@ def pair_sum(
     parameters: further inputs of f, tensors (b,), (M,) and 0-d. exclusion: pairs to leave out; None: no pair.
     row_factors_b: the factors w_i; None: all 1. scores: the tiles of <x_i, y_j>, if the caller has them and scale is
     None; None or empty: they are computed. x_bD: the row embeddings of this rank; y_MD: the column embeddings of all
-    ranks; bf16, fp16, float32 or float64. Scores are float32, or float64 for float64 embeddings. Differentiable in all
-    tensors except w; gradients of inputs that all ranks share (y, scale, columns, parameters) are this rank's share, to
-    be summed over ranks.
+    ranks; bf16, fp16, float32 or float64. Scores are float32, or float64 for float64 embeddings. Differentiable once in
+    all tensors except w; gradients of inputs that all ranks share (y, scale, columns, parameters) are this rank's
+    share, to be summed over ranks.
     """
     with torch.autocast(x_bD.device.type, enabled=False):
         return _PairSum.apply(  # pyright: ignore[reportReturnType]

@@ -40,9 +40,9 @@ def row_losses(
     d_ij. x_bD, y_MD: the embeddings of this rank's rows and of all columns. p_b: the score of each row's positive.
     scale: 0-d. exclusion: pairs to leave out; None: no pair. f: differentiable, from vectors (r,) of r rows and 0-d
     parameters to (r,); it must be finite with slope 0 at N_i = −inf, the value of a row whose pairs are all left out.
-    rows, parameters: further inputs of f, (b,) and 0-d each. The sum is differentiable in all tensors; N and the means
-    are not. Gradients of inputs that all ranks share (y, scale, parameters) are this rank's share, to be summed over
-    ranks.
+    rows, parameters: further inputs of f, (b,) and 0-d each. The sum is differentiable once in all tensors; N and the
+    means are not. Gradients of inputs that all ranks share (y, scale, parameters) are this rank's share, to be summed
+    over ranks.
     """
     with torch.autocast(x_bD.device.type, enabled=False):
         return _RowLosses.apply(f, exclusion, len(rows), x_bD, y_MD, p_b, scale, *rows, *parameters)  # pyright: ignore[reportReturnType]

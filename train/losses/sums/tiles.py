@@ -28,7 +28,10 @@ Block = tuple[slice, slice, Tensor]  # rows and columns of a tile, and its score
 
 
 def tile_size(device: torch.device) -> int:
-    """Return the largest number of rows, and of columns, of a tile (block of the score matrix) on `device`."""
+    """Return the largest number of rows, and of columns, of a tile (block of the score matrix) on `device`.
+
+    LARGE_TILE (8192) on GPUs with at least ROOM (40 GB) of memory, else TILE (1024).
+    """
     if device.type != "cuda":
         return TILE
     return LARGE_TILE if torch.cuda.get_device_properties(device).total_memory >= ROOM else TILE
@@ -67,8 +70,9 @@ class Pairs:
     def within(self, rows: slice, columns: slice) -> tuple[Tensor, Tensor] | None:
         """Return this list's pairs within a tile of the score matrix: (row indices, column indices), int64.
 
-        rows, columns: the slices of the tile, which begin at multiples of TILE. Indices count from the tile's first row
-        and column. Returns None if no pair of the list is within the tile.
+        rows, columns: the slices of the tile, which begin at multiples of TILE and end at one or at the end of the
+        matrix. Indices count from the tile's first row and column. Returns None if no pair of the list is within the
+        tile.
         """
         if self.own is not None:
             first, end = max(rows.start, columns.start - self.own), min(rows.stop, columns.stop - self.own)
@@ -237,8 +241,8 @@ class Tiles:
     def half(self) -> bool:
         """Whether matrix products take bf16 operands and sum in float32, and functions of scores are fused kernels.
 
-        True for bf16 embeddings on GPUs that can compile. A product of two bf16 numbers is exact in float32, so the
-        scores are those of float32 operands.
+        True for bf16 embeddings on GPUs that can compile; fp16 embeddings are converted to float32. A product of two
+        bf16 numbers is exact in float32, so the scores are those of float32 operands.
         """
         some = len(self.x_bD) * len(self.y_MD) > 0
         return some and self.x_bD.dtype == self.y_MD.dtype == torch.bfloat16 and fuses(self.x_bD.device)
@@ -249,8 +253,8 @@ class Tiles:
         return self.x_bD.dtype if self.half else self.dtype
 
     @property
-    def fit(self) -> bool:
-        """Whether scores are kept for backward: all take at most KEPT bytes, and `half` (bf16 products) is False."""
+    def keeps_scores(self) -> bool:
+        """Whether a caller may keep all scores for backward: they take at most KEPT bytes (128 MiB), and not `half`."""
         return not self.half and len(self.x_bD) * len(self.y_MD) * self.dtype.itemsize <= KEPT
 
     def scores(
@@ -273,8 +277,10 @@ class Tiles:
 
     @property
     def strip(self) -> int:
-        """Return how many rows to take at a time if all scores of a row are needed at once: as many as fit into KEPT
-        bytes of scores, in multiples of TILE, but at least TILE and at most the rows of a tile.
+        """How many rows to take at a time if all scores of a row are needed at once.
+
+        As many as fit into KEPT bytes (128 MiB) of scores, in multiples of TILE, but at least TILE and at most the rows
+        of a tile.
         """
         fitting = KEPT // (max(len(self.y_MD), 1) * self.dtype.itemsize)
         return max(TILE, min(self.size, fitting // TILE * TILE))
@@ -282,7 +288,7 @@ class Tiles:
     def operand(self, embeddings: Tensor) -> Tensor:
         """Return embeddings in the dtype of operands of matrix products: bf16 if `half`, else float32 or float64.
 
-        For MANY pairs or more on a GPU, unless products are bf16, a line on stderr says once that bf16 would be faster.
+        For MANY (2^28) pairs or more on a GPU, unless `half`, a line on stderr says once that bf16 would be faster.
         """
         if not self.half and self.x_bD.is_cuda and len(self.x_bD) * len(self.y_MD) >= MANY:
             _say_what_is_slow()

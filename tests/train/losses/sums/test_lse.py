@@ -67,7 +67,7 @@ def test_kept_exponentials_give_the_bits_of_computed_ones(exclusion: str, monkey
     found = []
     for kept in (0, 7 * 12 * 4):
         monkeypatch.setattr(tiles, "KEPT", kept)
-        assert tiles.Tiles(x, y).fit == bool(kept)
+        assert tiles.Tiles(x, y).keeps_scores == bool(kept)
         rows, columns = log_partition(x, y, scale, alone(y), rule)
         loss = rows.clamp(0).sum() + columns.clamp(0).square().sum()
         for again in (True, False):

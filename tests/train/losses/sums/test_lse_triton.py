@@ -16,7 +16,7 @@ from torch._subclasses import FakeTensorMode
 from dyad.train.distributed.devices import chosen_kernels
 from dyad.train.losses.sums import lse_triton as kernels, triton_setup
 from dyad.train.losses.sums.logits import Logits
-from dyad.train.losses.sums.lse_one_shift import _fused
+from dyad.train.losses.sums.lse_one_shift import _kernels
 from dyad.train.losses.sums.tiles import Exclusion, Pairs, Tiles
 from dyad.train.losses.sums.triton_setup import compiles
 
@@ -174,4 +174,4 @@ def test_more_keys_than_the_kernels_know_take_the_other_way(monkeypatch: pytest.
     logits = Logits(scale, None, None, None)
     for keys, fits in ((2, True), (3, False)):
         tiles = Tiles(x, x, Exclusion(((key, key),) * keys, Pairs.own_columns(4, 0, x.device)))
-        assert (_fused(tiles, logits) is not None) == fits
+        assert (_kernels(tiles, logits) is not None) == fits
