@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from dyad.data.base.command_line import command_options, overridden
 from dyad.data.base.errors import ConfigError, printable
 from dyad.data.base.files import whole_file, write_errors
-from dyad.data.base.secrets import without_secrets
+from dyad.data.base.secrets import without_credentials, without_secrets
 from dyad.data.config import MiningConfig, NegativeList
 from dyad.eval.config import MineCommand, MinedItems
 
@@ -260,4 +260,4 @@ def training_command(config: TrainConfig, run: Path, mined: Path, corpus: str | 
         run=replace(config.run, name=None),
         resume=ResumeConfig(),
     )
-    return shlex.join(["python", "-m", "train", *words_for(next_config)])
+    return shlex.join(["python", "-m", "train", *map(without_credentials, words_for(next_config))])

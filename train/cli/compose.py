@@ -39,7 +39,7 @@ from dyad.train.cli.synonyms import ADVICE, SYNONYMS
 from dyad.train.config import TrainConfig
 from dyad.train.config_rules import check_values
 from dyad.train.losses import OBJECTIVES
-from dyad.train.run_folder.folder import all_keys
+from dyad.train.run_folder.folder import as_tree, flat
 from dyad.train.run_folder.older_runs import RENAMED
 from dyad.train.towers.libraries.sentence_transformers import fill_defaults, open_schema
 
@@ -95,7 +95,7 @@ def compose_config(overrides: Sequence[str]) -> TrainConfig:
 
 
 def words_for(config: TrainConfig) -> list[str]:
-    """Return a short list of key=value arguments that compose to `config`, but for credentials, which are redacted.
+    """Return a short list of key=value arguments that compose to `config`, its credentials included: redact to print.
 
     First comes experiment=NAME, or task=NAME if `config` has no experiment that is a preset or a file. Then
     objective=NAME, if the first argument alone would choose another objective. Then key=value for each key that these
@@ -117,8 +117,8 @@ def words_for(config: TrainConfig) -> list[str]:
 
 def _changed_words(config: TrainConfig, composed: TrainConfig) -> list[str]:
     """Return key=value, with the value in `config`, for each key but experiment whose value differs in `composed`."""
-    there = {**all_keys(composed), "experiment": config.experiment}
-    changed = {key: value for key, value in all_keys(config).items() if there.get(key) != value}
+    there = {**flat(as_tree(composed)), "experiment": config.experiment}
+    changed = {key: value for key, value in flat(as_tree(config)).items() if there.get(key) != value}
     return [f"{key}={as_argument(_change_prefixes(key, value, _escaped))}" for key, value in changed.items()]
 
 

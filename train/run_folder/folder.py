@@ -371,10 +371,10 @@ def plain(config: Any) -> dict[str, Any]:
 
     Signatures in URLs are secrets too, so signing a URL again does not look like a change of the data.
     """
-    return without_secrets(_as_tree(config))
+    return without_secrets(as_tree(config))
 
 
-def _as_tree(value: Any) -> Any:
+def as_tree(value: Any) -> Any:
     """Convert a dataclass instance, or a dataclass type with its defaults, to nested dictionaries, with enums by name.
 
     OmegaConf can do the same, but takes 0.1 s.
@@ -382,11 +382,11 @@ def _as_tree(value: Any) -> Any:
     if is_dataclass(value):
         # a type lacks the attributes whose default a function makes
         made = {f.name: cast(Any, f.default_factory)() for f in fields(value) if not hasattr(value, f.name)}
-        return {f.name: _as_tree(getattr(value, f.name, made.get(f.name))) for f in fields(value)}
+        return {f.name: as_tree(getattr(value, f.name, made.get(f.name))) for f in fields(value)}
     if isinstance(value, Mapping):
-        return {key: _as_tree(item) for key, item in value.items()}
+        return {key: as_tree(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_as_tree(item) for item in value]
+        return [as_tree(item) for item in value]
     return value.name if isinstance(value, Enum) else value
 
 

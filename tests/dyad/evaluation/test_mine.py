@@ -15,7 +15,7 @@ from helpers.tiny_runs import SHARD, VAL, refused, tiny_arguments
 
 from dyad.data.base.command_line import parse_options
 from dyad.eval.config import MineCommand
-from dyad.evaluation.mine import with_mine_options
+from dyad.evaluation.mine import training_command, with_mine_options
 from dyad.train.cli.compose import compose_config
 
 RULES = {"first_rank": 3, "last_rank": 40, "keep": 4, "margin": -0.05}
@@ -118,6 +118,12 @@ def test_images_for_captions_and_the_printed_command(commands: Commands, run: Pa
 def test_other_images_and_their_captions(commands: Commands, run: Path, tmp_path: Path) -> None:
     ended = commands.run("eval.mine", f"run={run}", f"queries={VAL}", f"out={tmp_path / 'new'}", "first_rank=1")
     assert ended.code == 0 and f"data.train={VAL}" in ended.out, ended.out
+
+
+def test_the_printed_command_has_no_credentials() -> None:
+    config = compose_config(["experiment=emoji", 'data.train="https://me:pw123456@host.example/a.tar?sig=abc"'])
+    command = training_command(config, Path("run"), Path("mined"), None, None)
+    assert "host.example/a.tar" in command and "pw123456" not in command and "abc" not in command
 
 
 def test_null_unsets_the_rules_and_the_corpus_of_a_run() -> None:

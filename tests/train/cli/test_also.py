@@ -85,3 +85,10 @@ def test_keys_of_the_towers_of_the_run_are_refused(run: list[str], more: str, na
 def test_a_projection_inputs_and_other_towers_are_of_the_loss(run: list[str], more: str) -> None:
     config = compose_config([*run, "steps=3", f"also.more='{more}'"])
     refuse_keys_of_shared_towers(config, auxiliary_configs(config)["more"])
+
+
+def test_a_loss_that_reads_the_data_of_the_run_reads_its_signed_urls() -> None:
+    url = "https://me:pw123456@host.example/a.tar?sig=abc"
+    run = [word for word in RUN if word != "data.train=a.tar"]
+    config = compose_config([*run, f'data.train="{url}"', f"also.more='{VIEWS}'"])
+    assert auxiliary_configs(config)["more"].data.train == config.data.train == url
