@@ -29,7 +29,7 @@ USES: Mapping[type[models.TwoTowerModel], tuple[str, str]] = {  # what a model t
 }
 
 
-def other_input(model: models.TwoTowerModel) -> ConfigError:
+def unsupported_input_error(model: models.TwoTowerModel) -> ConfigError:
     """Return the error for inputs that `model` does not take; its message says what the model takes."""
     what, methods = USES[type(model)]
     return ConfigError(f"this model takes {what} only: {methods}")

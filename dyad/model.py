@@ -42,7 +42,7 @@ from dyad.evaluation.main import with_eval_options
 from dyad.evaluation.suite import build_evaluators, check_suite
 from dyad.index import Hit, Index
 from dyad.inputs import PassageLike
-from dyad.recommend import Recommender, recommender
+from dyad.recommend import Recommender, build_recommender
 from dyad.train.config import TrainConfig
 from dyad.train.distributed.devices import cuda_usable
 from dyad.train.distributed.world import World
@@ -85,7 +85,7 @@ class Model:
         """Return the embeddings of n captions or class prompts by a model of images and texts, float32 (n, D).
         normalize: whether to scale them to L2 norm 1; None: only if the model compares by cosine."""
         if not isinstance(self.loaded.model, ImageTextModel):
-            raise inputs.other_input(self.loaded.model)
+            raise inputs.unsupported_input_error(self.loaded.model)
         return self._encode("y", Captions(inputs.texts_of(texts), self.tokenize), normalize)
 
     def encode_question(
@@ -226,7 +226,7 @@ class Model:
     def _recommender(self) -> Recommender:
         if not isinstance(self.loaded.model, SequenceModel):
             raise ConfigError("this model is of no sequences: only one of task=sequence recommends")
-        return recommender(self.config, self.loaded.model, self.encoder)
+        return build_recommender(self.config, self.loaded.model, self.encoder)
 
     # ---- parts -------------------------------------------------------------------------------------------------------
 
@@ -274,7 +274,7 @@ class Model:
     @property
     def _images(self) -> ImageModel:
         if not isinstance(self.loaded.model, ImageModel):
-            raise inputs.other_input(self.loaded.model)
+            raise inputs.unsupported_input_error(self.loaded.model)
         return self.loaded.model
 
     def _given(self, images: Sequence[ImageInput]) -> GivenImages:
@@ -282,7 +282,7 @@ class Model:
 
     def _texts(self, texts: Sequence[Question | Passage], options: QuestionConfig | PassageConfig) -> TextInputs:
         if not isinstance(self.loaded.model, TextPairModel):
-            raise inputs.other_input(self.loaded.model)
+            raise inputs.unsupported_input_error(self.loaded.model)
         lengths = np.array([len(f"{getattr(text, 'title', '')}{text.text}".encode()) for text in texts], np.int64)
         return TextInputs(texts.__getitem__, lengths, self.tokenize, options)
 

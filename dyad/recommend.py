@@ -84,7 +84,7 @@ class _Rows:
         return self.rows[start:stop]
 
 
-def recommender(config: TrainConfig, model: SequenceModel, encoder: Encoder) -> Recommender:
+def build_recommender(config: TrainConfig, model: SequenceModel, encoder: Encoder) -> Recommender:
     """Make a Recommender: embed all items that the model knows, which are those of its export or of its training log.
 
     Raises ConfigError if the model is of frames (data.items=frames), or if the log does not exist; DataError if the log

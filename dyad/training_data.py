@@ -102,7 +102,7 @@ def with_auxiliary_data(data: TrainingData, auxiliary: dict[str, TrainingData]) 
     return replace(data, fingerprint=fingerprint, manifest={**data.manifest, **files})
 
 
-def with_weights(data: TrainingData, objective: "Objective") -> TrainingData:
+def with_item_numbers(data: TrainingData, objective: "Objective") -> TrainingData:
     """Return `data` with the objective's file of numbers added to its fingerprint and manifest, so that a resumed run
     must have the same file. Such a file has one number per y item, such as log q. Without such a file, return `data`
     itself."""

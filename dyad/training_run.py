@@ -20,9 +20,9 @@ from dyad.data.sequence.files import events_left_out
 from dyad.data.shards import manifest
 from dyad.data.shards.sources import written_sources
 from dyad.eval.encode.encoder import Encoder
-from dyad.run.best_checkpoint import BestCheckpoint, choices, evaluations_since
+from dyad.run.best_checkpoint import BestCheckpoint, evaluations_since, rankable_metrics
 from dyad.run.calibrate import describe_inputs
-from dyad.run.components import Components, batch_norms
+from dyad.run.components import Components, describe_batch_norms
 from dyad.run.mining_refresh import NegativeRefresh
 from dyad.run.resume import RestoredState, ResumeSource, best_of_resumed
 from dyad.train.config import Task, TrackingConfig, TrainConfig
@@ -129,7 +129,9 @@ class TrainingRun:
         options = self.components.step.terms[0].objective.options
         yield from describe_schedule(config, self.schedule, options, total_before)
         drawn = self.components.data.drawn
-        yield from filter(None, [batch_norms(config, self.components.model.towers, self.world.size), str(drawn or "")])
+        yield from filter(
+            None, [describe_batch_norms(config, self.components.model.towers, self.world.size), str(drawn or "")]
+        )
         yield from describe_layers(self.components.unsharded, shard_size(config.dist, self.world.size))
         yield from describe_choices(config)
         yield from describe_inputs(config, self.components.model)
@@ -194,7 +196,7 @@ class TrainingRun:
         writer: writes the checkpoints. log: called with each line to print.
         """
         metric, found = self.config.checkpoint.best, best_of_resumed(self.source, self.restored, self.folder, log)
-        higher = choices(self.components.evaluators).get(metric or "", True)
+        higher = rankable_metrics(self.components.evaluators).get(metric or "", True)
         patience, later = self.config.checkpoint.patience, ()
         if metric is not None and patience is not None:
             later = from_rank_0(self.world, lambda: evaluations_since(self.folder, metric, found))

@@ -82,7 +82,7 @@ def digest(text: str) -> str:
     return hashlib.sha256(re.sub(r"(?m)^license:.*$", "", text, count=1).encode()).hexdigest()
 
 
-def licence(folder: Path) -> str:
+def licence_of_earlier_export(folder: Path) -> str:
     """Return the licence that the card of an earlier export in `folder` names; UNKNOWN if there is none.
 
     Raises ConfigError if anything but the licence in the card has been changed, because an export replaces the card.

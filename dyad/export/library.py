@@ -97,7 +97,7 @@ def probe_images(height: int, width: int | None = None) -> Tensor:
     return torch.randint(0, 256, shape, dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
 
 
-def difference(library: Library, folder: Path, source: ExportSource) -> float:
+def compare_embeddings(library: Library, folder: Path, source: ExportSource) -> float:
     """Check an export: return the largest difference between our embeddings and those of the library.
 
     It is the largest difference of a coordinate, divided by the L2 norm of our embedding. folder: the export, which the

@@ -90,7 +90,7 @@ def main() -> None:
     print(f"and gave the same embeddings (to {difference:.1g}). Read its model card, {CARD}, before you hand it on.\n")
     print(library.snippet(out, source))
     if command.push:
-        print(f"\nUploaded to {pushed(out, command.push, not command.public, f'{name}, step {trained.step}')}")
+        print(f"\nUploaded to {push_to_hub(out, command.push, not command.public, f'{name}, step {trained.step}')}")
 
 
 def check_repository(name: str) -> None:
@@ -108,7 +108,7 @@ def check_repository(name: str) -> None:
         ) from error
 
 
-def pushed(folder: Path, repository: str, private: bool, message: str) -> str:
+def push_to_hub(folder: Path, repository: str, private: bool, message: str) -> str:
     """Upload the export in `folder` to the Hugging Face Hub and return its URL there.
 
     repository: ORG/NAME; created if it does not exist. private: whether a new repository is private. message: the
@@ -153,20 +153,20 @@ def export(library: "Library", source: "ExportSource", out: Path) -> float:
     changed by hand; AssertionError when the embeddings differ. After an error `out` is as it was before.
     """
     from dyad.evaluation.load_model import settings
-    from dyad.export.card import CARD, card, digest, licence
-    from dyad.export.library import difference
+    from dyad.export.card import CARD, card, digest, licence_of_earlier_export
+    from dyad.export.library import compare_embeddings
     from dyad.train.towers.libraries.calibration import SETTINGS
 
     out = out.absolute()
     try:
-        chosen = licence(out)
+        chosen = licence_of_earlier_export(out)
         with whole_folder(out, replace=True) as temporary:
             library.write(temporary, source)
             existing = _files(out) if out.is_dir() else {out.name} if out.exists() else set()
             ours = {CARD, SETTINGS} if SETTINGS in existing else set()
             if foreign := existing - _files(temporary) - ours:
                 raise ConfigError(f"out={out} exists and holds '{min(foreign)}': choose another folder, or remove it")
-            distance = difference(library, temporary, source)
+            distance = compare_embeddings(library, temporary, source)
             text = card(library, source, distance, chosen)
             (temporary / CARD).write_text(text, encoding="utf-8")
             write_json(temporary / SETTINGS, settings(source.config, source.calibration) | {"card": digest(text)})

@@ -12,7 +12,7 @@ import torch
 from dyad.data.base.errors import ConfigError
 from dyad.eval.encode.encoder import Encoder
 from dyad.export.library import Call, ExportSource, Library, render
-from dyad.recommend import Recommender, recommender
+from dyad.recommend import Recommender, build_recommender
 from dyad.sequence_folder import About, write_sequence_folder
 from dyad.train.distributed.world import World
 from dyad.train.towers.models import SequenceModel
@@ -50,7 +50,9 @@ def _checked(source: ExportSource) -> tuple[SequenceTower, Recommender]:
     if not isinstance(source.model, SequenceModel):
         raise ConfigError("format=torch: only models of task=sequence can be exported. Leave format out")
     encoder = Encoder.of(source.config, source.model, World())
-    return cast(SequenceTower, source.model.towers.x_tower.eval()), recommender(source.config, source.model, encoder)
+    return cast(SequenceTower, source.model.towers.x_tower.eval()), build_recommender(
+        source.config, source.model, encoder
+    )
 
 
 FRONT = {"library_name": "pytorch", "tags": ["sequential-recommendation"]}
