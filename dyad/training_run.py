@@ -87,11 +87,13 @@ class TrainingRun:
         )
 
     def open_logger(self, tracking: TrackingConfig) -> Logger:
-        """Write config.yaml into the run folder, open the run's logs and trackers, and return the Logger. If the batch
-        size has changed, put the files and folders STEP_FILES aside, because their steps count batches of the old size.
-        A run that goes on in its folder keeps its W&B run. Rank 0 alone calls it.
+        """Open the run folder, its logs and the trackers, and return the Logger. Rank 0 alone calls it.
 
-        Raises HardwareError if the disk has no room for the checkpoints, or the folder cannot be written.
+        config.yaml is written. With resume=never or the path of a checkpoint, what an earlier run left in the folder is
+        put aside first (`open_run` in train/run_folder/folder.py). If the batch size has changed, the files and folders
+        STEP_FILES of that module are put aside too, because their steps count batches of the old size. A run that goes
+        on in its folder keeps its W&B run. tracking: the options of the trackers. Raises HardwareError if the disk has
+        no room for the checkpoints, or the folder cannot be written.
         """
         refuse_full_disk(self.folder, self.components.modules, self.components.step.optimizer)
         with raise_named(self.folder):
@@ -104,8 +106,11 @@ class TrainingRun:
             return build_logger(self.folder, tracking, self.schedule, plain(self.config), wandb_id)
 
     def describe(self) -> Iterator[str]:
-        """Yield lines for the log: where the run begins (step, checkpoint or weights), then notes on its model,
-        objective and data."""
+        """Yield lines for the log: where the run begins, then notes on its model, objective and data.
+
+        Iterate it before run_state.json is written for this start, because the earlier total_steps is read from that
+        file.
+        """
         config, restored = self.config, self.restored
         line = f"{self.folder}: {self.schedule.total_steps} steps of {config.global_batch_size}"
         if self.source.resume:
@@ -156,10 +161,13 @@ class TrainingRun:
             )
 
     def begin_stream(self) -> list[str]:
-        """Divide the stream of samples among the loader processes of all ranks, and set it to its beginning, or in a
-        resumed run to its place in the checkpoint: shards that were read in part begin anew. Register its state, so
-        that checkpoints store it. Return a list with one text for the log. For training data that are not a stream, do
-        nothing and return []."""
+        """Set the stream of samples to where the run begins; return a list with one text for the log.
+
+        For training data that are not a stream, nothing is done, and the result is []. The stream is divided among the
+        loader processes of all ranks. A resumed run continues at the place in its checkpoint: shards that were read in
+        part begin anew. The state of the stream is registered, so that checkpoints store it. Every rank must call it
+        before `batches`.
+        """
         stream, world = self.components.data.dataset, self.world
         if not isinstance(stream, Stream):
             return []
@@ -189,9 +197,9 @@ class TrainingRun:
         return monitor
 
     def build_best(self, writer: CheckpointWriter, log: Callable[[str], None]) -> BestCheckpoint:
-        """Build the BestCheckpoint, which finds the best checkpoint of the run and may end the run early. In a resumed
-        run, it starts with the best that the checkpoint recorded, and with the evaluations since then.
+        """Build the BestCheckpoint, which finds the best checkpoint of the run and may end the run early.
 
+        In a resumed run, it starts with the best that the checkpoint recorded, and with the evaluations since then.
         Every rank must call it, after rank 0 has opened the logger, which removes later records from metrics.jsonl.
         writer: writes the checkpoints. log: called with each line to print.
         """
@@ -234,8 +242,11 @@ class TrainingRun:
         return map(with_auxiliary, own, *others) if others else own
 
     def diagnose(self) -> dict[str, float]:
-        """Return diagnostics of the last step, name → value: of its embeddings, its batch and its loss. If the rows of
-        x and y are no pairs, return those of the loss only. Every rank must call it."""
+        """Return diagnostics of the last step, name → value (see train/losses/diagnostics.py).
+
+        They describe its embeddings, its batch and its loss; if the rows of x and y are no pairs, only its loss. Every
+        rank must call it, after a step.
+        """
         own, scalars, options = self.components.step.terms[0], self.components.step.scalars, self.config.objective
         if own.pairs is None:  # rows of x and y are no pairs
             return saturation(scalars)
@@ -295,10 +306,10 @@ class TrainingRun:
     def renumber_checkpoints(self, save: Callable[[int, bool, bool], None]) -> None:
         """Write a checkpoint whose step counts batches of the new size, then put the older checkpoints aside.
 
-        It is called when the batch size has changed; every rank must call it. If the run is killed in between, its next
-        start finds a checkpoint that counts batches of the old or of the new size, and continues at the same samples.
-        save: the function save(step, evaluation_owed, last) that writes a checkpoint, such as `self.save` with its
-        first arguments bound.
+        Call it on every rank, before the first step, when the batch size has changed. If the run is killed in between,
+        its next start finds a checkpoint that counts batches of the old or of the new size, and continues at the same
+        samples. save: the function save(step, evaluation_owed, last) that writes a checkpoint, such as `self.save` with
+        its first arguments bound.
         """
         first_step = self.schedule.first_step
         save(first_step, self.schedule.evaluation_owed, True)

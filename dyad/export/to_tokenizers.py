@@ -88,10 +88,9 @@ def takes_any_length(tower: nn.Module) -> bool:
 
 
 def _clip(own: Any) -> Tokenizer:
-    """Convert open_clip's SimpleTokenizer, `own`, to the tokenizers library.
+    """Convert open_clip's SimpleTokenizer, `own`, to the tokenizers library; the padding id is not set here.
 
-    The result cleans texts, splits words, encodes them by byte pairs, and adds start and end token; the padding id is
-    0.
+    The result cleans texts, splits words, encodes them by byte pairs, and adds start and end token.
     """
     start, end = (own.decoder[i] for i in own.all_special_ids[:2])
     converted = Tokenizer(
