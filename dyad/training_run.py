@@ -133,10 +133,8 @@ class TrainingRun:
         total_before = None if restored.batch_changed else begun.get("total_steps")
         options = self.components.step.terms[0].objective.options
         yield from describe_schedule(config, self.schedule, options, total_before)
-        drawn = self.components.data.drawn
-        yield from filter(
-            None, [describe_batch_norms(config, self.components.model.towers, self.world.size), str(drawn or "")]
-        )
+        norms = describe_batch_norms(config, self.components.model.towers, self.world.size)
+        yield from filter(None, [norms, str(self.components.data.drawn or "")])
         yield from describe_layers(self.components.unsharded, shard_size(config.dist, self.world.size))
         yield from describe_choices(config)
         yield from describe_inputs(config, self.components.model)

@@ -59,10 +59,8 @@ def _checked(source: ExportSource) -> tuple[SequenceTower, Recommender]:
     """
     if not isinstance(source.model, SequenceModel):
         raise ConfigError("format=torch: only models of task=sequence can be exported. Leave format out")
-    encoder = Encoder.of(source.config, source.model, World())
-    return cast(SequenceTower, source.model.towers.x_tower.eval()), build_recommender(
-        source.config, source.model, encoder
-    )
+    encoder, tower = Encoder.of(source.config, source.model, World()), source.model.towers.x_tower.eval()
+    return cast(SequenceTower, tower), build_recommender(source.config, source.model, encoder)
 
 
 FRONT = {"library_name": "pytorch", "tags": ["sequential-recommendation"]}
