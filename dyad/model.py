@@ -53,10 +53,10 @@ from dyad.training_data import build_data
 
 @dataclass(frozen=True)
 class Model:
-    """A model that embeds images and texts, questions and passages, or items of sequences, or that scores answers to
-    prompts. For a model with a projection head (model.head), embeddings are taken before that head.
+    """A model that embeds images, texts, questions, passages or items of sequences, or that scores answers to prompts.
 
-    loaded: the model, its configuration and its temperature. encoder: runs the towers, with a device and a block size.
+    For a model with a projection head (model.head), embeddings are taken before that head. loaded: the model, its
+    configuration and its temperature. encoder: runs the towers, with a device and a block size.
 
     An image is a path, the bytes of an image file, a PIL image, or uint8 pixels: a numpy array (H, W, 3) or a torch
     tensor (3, H, W). A passage is a text, a pair (title, text), or a mapping with "text" and optionally "title". A

@@ -209,11 +209,11 @@ class TrainingRun:
         return BestCheckpoint(metric, higher, self.folder, self.world, writer.wait, log, found, patience, later)
 
     def batches(self, encoder: Encoder, copy_timer: LocalTimer, log: Callable[[str], None]) -> Iterable[Batch]:
-        """Return an iterable of this rank's batches, one per step of the run. If there are auxiliary losses, each batch
-        also holds their batches, in Batch.auxiliary.
+        """Return an iterable of this rank's batches on its device, one per step of the run.
 
-        With data.negatives.refresh_every, hard negatives are mined with `encoder` between the batches. copy_timer:
-        measures the time of copies to a GPU. log: called with a line about each mining.
+        If there are auxiliary losses, each batch also holds their batches, in Batch.auxiliary. With
+        data.negatives.refresh_every, hard negatives are mined with `encoder` between the batches, so every rank must
+        iterate. copy_timer: measures the time of copies to a GPU. log: called with a line about each mining.
         """
         config, schedule, data = self.config, self.schedule, self.components.data
         dataset, order = data.dataset, data.order
@@ -266,10 +266,10 @@ class TrainingRun:
         """Write a checkpoint after `step` steps. Every rank must call it.
 
         Rank 0 writes it with `writer`; if the towers are sharded, each rank of the first copy of the weights writes a
-        part. First, `monitor` checks that all ranks have equal weights and that bad samples are not too many. logger:
-        gives the W&B run id to store. best: gives the best checkpoint so far. evaluation_owed: whether the evaluation
-        of this step is still to be done. last: whether to return only when the checkpoint is on the disk, instead of
-        writing in the background.
+        part. First, `monitor` checks that all ranks have equal weights and that bad samples are not too many; otherwise
+        it raises HardwareError or DataError. logger: gives the W&B run id to store. best: gives the best checkpoint so
+        far. evaluation_owed: whether the evaluation of this step is still to be done. last: whether to return only when
+        the checkpoint is on the disk, instead of writing in the background.
         """
         world, components, trained = self.world, self.components, self.components.step
         monitor.verify(step)

@@ -28,8 +28,9 @@ INPUTS = ["input_ids", "attention_mask"]  # no token types: the encoder was trai
 class TextSide:
     """One side of a model that embeds texts: its tower, its tokenizer, and how a text is prepared.
 
-    prefix: text put before every text. length: the most tokens of a text. paired: whether a text is passed to the
-    tokenizer as a pair of title and text.
+    tokenize: (texts, length, pairs) → token ids, int64 (n, L); length is the most tokens of a row, pairs has the second
+    text of each pair, or is None. prefix: text put before every text. length: the most tokens of a text. paired:
+    whether a text is passed to the tokenizer as a pair of title and text.
     """
 
     tower: Tower

@@ -83,7 +83,7 @@ class InferenceTower(nn.Module):
 
 
 def with_padding(tokens: Tensor, fills: int | None) -> Tensor:
-    """Return the token ids `tokens`, int64 (n, L), with PADDING in place of the id `fills`, if `fills` is not None."""
+    """Return `tokens`, int64 (n, L), with PADDING (−1) in place of the id `fills`; unchanged if `fills` is None."""
     return tokens if fills is None else torch.where(tokens == fills, PADDING, tokens)
 
 

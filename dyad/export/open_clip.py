@@ -81,7 +81,7 @@ LIBRARY = Library("open_clip", FRONT, "CLIP model", write, calls, snippet)
 
 
 def open_clip_state_dict(model: ImageTextModel) -> dict[str, Tensor]:
-    """Return the weights of both towers under the parameter names of open_clip's model class.
+    """Return the weights of both towers under the parameter names of open_clip's model class, adapters merged in.
 
     Both towers of `model` must come from one open_clip model. Most configurations create the class CLIP, whose text
     weights have no "text." before their names; others create CustomTextCLIP, whose text weights have it.

@@ -122,7 +122,11 @@ def _transformers(folder: str, calls: list[dict[str, Any]]) -> Answers:
 
 
 def _two_towers(folder: str, calls: list[dict[str, Any]]) -> Answers:
-    """Load a CLIP or SigLIP by transformers; yield (i, embeddings) for entry number i of `calls`, images or texts."""
+    """Load a CLIP or SigLIP by transformers; yield (i, embeddings) for entry number i of `calls`.
+
+    An entry holds texts and "length", the number of tokens to which they are padded; or images and "options", arguments
+    of get_image_features. i is yielded as text.
+    """
     import torch
     import transformers
 

@@ -195,8 +195,8 @@ def _task_rules(config: TrainConfig) -> Iterator[str]:
 def _path_rules(config: TrainConfig) -> Iterator[str]:
     """Yield a message for each path in resume, init_from and the files of data.negatives that does not exist.
 
-    Not checked are resume=auto and resume=never, which are no paths, a path in resume for which resume_mode returns
-    "auto", and a file of data.negatives that is a URL.
+    Not checked are resume=auto and resume=never, which are no paths; the path of the checkpoint at which the run in the
+    run folder began, if it has gone on since (`resume_mode`); and a file of data.negatives that is a URL.
     """
     from dyad.train.run_folder.folder import resume_mode, without_best
 

@@ -71,11 +71,11 @@ class ReplacedSamples(TypedDict):
 
 
 class StreamState(TypedDict):
-    """How far a stream was read, as `Stream.state` returns it; the shards that are read are numbered 0, 1, … in their
-    order.
+    """How far a stream was read, as `Stream.state` returns it.
 
-    first: all shards before this number are finished. through: numbers of later finished shards. taken: (number of a
-    shard, samples used from it) for shards that are read in part.
+    The shards that are read are numbered 0, 1, … in their order. first: all shards before this number are finished.
+    through: numbers of later finished shards. taken: (number of a shard, samples used from it) for shards that are read
+    in part.
     """
 
     first: Count
@@ -84,7 +84,12 @@ class StreamState(TypedDict):
 
 
 class ResumeMetadata(TypedDict):
-    """The entries of a checkpoint's state.json that a resumed run needs, with their types, to validate them."""
+    """The entries of a checkpoint's state.json that a resumed run needs, with their types, to validate them.
+
+    data: the files of the training data, as `summary` (data/shards/manifest.py) returns them. evaluation_owed: whether
+    the evaluation of the checkpoint's step is still to be done. substituted: samples that were replaced. best: the best
+    evaluation so far; None if there is none.
+    """
 
     seed: int
     global_batch_size: Annotated[Count, Field(ge=1)]
@@ -253,7 +258,8 @@ def _restore_tensors(source: ResumeSource, components: Components, config: Train
 def check_metadata(folder: Path, state: CheckpointState) -> None:
     """Raise DataError if the entries of a checkpoint's state.json have wrong types, or contradict each other.
 
-    folder: the checkpoint, which may be untrusted: resume= can name any folder. state: its content.
+    They contradict each other if samples_seen is not the number of steps times the batch size. folder: the checkpoint,
+    which may be untrusted: resume= can name any folder. state: its content.
     """
     metadata = state.metadata
     try:
