@@ -20,8 +20,11 @@ COMMANDS = {
 
 
 def main() -> None:
-    """Run the command that the first command-line argument names, such as train or eval; without arguments, print the
-    list of commands. Raises ConfigError for an unknown command."""
+    """Run the command that the first command-line argument names, such as train or eval.
+
+    sys.argv is replaced by the arguments of that command. Without arguments, the list of commands is printed. Raises
+    ConfigError for an unknown command, and the errors of the command.
+    """
     command, *arguments = sys.argv[1:] or ["--help"]
     if command in ("-h", "--help"):
         print("dyad COMMAND …\n\n" + "\n".join(f"  {name:8} {purpose}" for name, (_, purpose) in COMMANDS.items()))

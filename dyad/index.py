@@ -18,12 +18,12 @@ from dyad.eval.search.saved_index import check_embeddings, load_index, save_inde
 
 
 class Hit(NamedTuple):
-    """One result of a search. score: inner product of the embeddings of query and item, which is the cosine if the
-    model compares by cosine.
+    """One result of a search or a recommendation.
 
-    item: what was found, as the Index stores it: the path of an image, or its position (int) in the list that was
-    indexed if it has no path; the key of a sample of shards (str); a passage as it was given; a passage of a corpus as
-    a mapping with id, title and text; of `Model.recommend` the id of an item.
+    score: inner product of the embeddings of query and item, which is the cosine if the model compares by cosine. item:
+    what was found, as the Index stores it: the path of an image, or its position (int) in the list that was indexed if
+    it has no path; the key of a sample of shards (str); a passage as it was given; a passage of a corpus as a mapping
+    with id, title and text; of `Model.recommend` the id of an item.
     """
 
     score: float
@@ -34,9 +34,10 @@ class Hit(NamedTuple):
 class Index:
     """Embeddings of n items, prepared for search: made by `Model.index`, searched by `Model.search`.
 
-    items: n JSON values that identify the items, see Hit.item. embeddings: float32 (n, D). model: digest of the model
-    that computed the embeddings, see Model.identity. spec: the kind of FAISS index, "Flat" for exact search. Raises
-    ConfigError unless `embeddings` is a matrix of n rows of finite floats.
+    items: n values that identify the items, see Hit.item: texts, whole numbers, pairs (title, text) or mappings.
+    embeddings: float32 (n, D). model: digest of the model that computed the embeddings, see Model.identity. spec: the
+    kind of FAISS index, "Flat" for exact search. Raises ConfigError unless `embeddings` is a matrix of n rows of finite
+    floats.
     """
 
     items: Sequence[Any]
@@ -60,15 +61,19 @@ class Index:
         return search.Index(self.embeddings, self.spec)
 
     def save(self, folder: str | PathLike[str]) -> None:
-        """Write the index into the new folder `folder`, as embeddings.npy and items.json, without pickle. Raises
-        ConfigError if the folder exists and is not empty, HardwareError if it cannot be written.
+        """Write the index into the new folder `folder`, as embeddings.npy and items.json, without pickle.
+
+        Raises ConfigError if the folder exists and is not empty, HardwareError if it cannot be written.
         """
         save_index(Path(os.path.expanduser(folder)).absolute(), self.items, self.embeddings, self.model, self.spec)
 
     @classmethod
     def load(cls, folder: str | PathLike[str]) -> Index:
-        """Read an index from a folder that `save` wrote; the files may be untrusted. Raises DataError if a file is
-        missing or damaged."""
+        """Read an index from a folder that `save` wrote; the files may be untrusted.
+
+        Whether the index is of a given model is checked by `Model.search`. Raises DataError if a file is missing or
+        damaged.
+        """
         path = Path(os.path.expanduser(folder))
         try:
             return cls(*load_index(path))

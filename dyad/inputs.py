@@ -29,8 +29,8 @@ USES: Mapping[type[models.TwoTowerModel], tuple[str, str]] = {  # what a model t
 }
 
 
-def other_input(model: models.TwoTowerModel) -> ConfigError:
-    """Return the error for inputs that `model` does not take; its message says what the model takes."""
+def unsupported_input_error(model: models.TwoTowerModel) -> ConfigError:
+    """Return a ConfigError, to raise for inputs that `model` does not take; it says what the model takes."""
     what, methods = USES[type(model)]
     return ConfigError(f"this model takes {what} only: {methods}")
 
@@ -50,16 +50,20 @@ def texts_of(given: Any, what: str = "texts") -> list[str]:
 
 
 def passages_of(given: Any) -> list[Passage]:
-    """Return passages as a list of Passage; a single passage becomes a list of one. A pair of texts (title, text) is a
-    single passage. See PassageLike for the forms of a passage. Raises ConfigError for an empty list, for an element of
-    another form, and for a text with half of a UTF-16 surrogate pair."""
+    """Return passages as a list of Passage; a single passage becomes a list of one.
+
+    A pair of texts (title, text) is a single passage. See PassageLike for the forms of a passage. Raises ConfigError
+    for an empty list, for an element of another form, and for a text with half of a UTF-16 surrogate pair.
+    """
     return [_passage(each) for each in _passages(given)]
 
 
 def stored_passages(given: Any) -> list[Any]:
-    """Return passages as a list for an Index; a single passage becomes a list of one. The passages stay as they are
-    given, except that a mapping becomes a dict. Raises ConfigError for an empty list, and for a passage that a JSON
-    file cannot hold."""
+    """Return passages as a list for an Index; a single passage becomes a list of one.
+
+    The passages stay as they are given, except that a mapping becomes a dict; their form is checked by `passages_of`.
+    Raises ConfigError for an empty list, and for a passage that a JSON file cannot hold.
+    """
     passages = [dict(each) if isinstance(each, Mapping) else each for each in _passages(given)]
     for i, passage in enumerate(passages):
         try:
@@ -81,8 +85,11 @@ def images_of(given: Any) -> list[Any]:
 
 
 def listed(given: Any, what: str) -> list[Any]:
-    """Return the elements of a sequence, or the rows of an array or tensor, as a list. what: the name of the elements
-    in error messages. Raises ConfigError for a str, for another type, and for an empty sequence."""
+    """Return the elements of a sequence, or the rows of an array or tensor, as a list.
+
+    what: the name of the elements in error messages. The elements are not checked. Raises ConfigError for a str or
+    bytes, for another type such as a generator, and for an empty sequence.
+    """
     if not isinstance(given, Sequence | np.ndarray | Tensor) or isinstance(given, str | bytes | bytearray):
         raise ConfigError(f"{what} must be one or a list of them, not {_type(given)}")
     if not getattr(given, "ndim", 1) or not len(given):
@@ -91,11 +98,10 @@ def listed(given: Any, what: str) -> list[Any]:
 
 
 def queries_of(given: Any) -> tuple[list[Any], bool]:
-    """Return (the queries of a search as a list, whether they are texts). Any value that is no list is a single query,
-    and becomes a list of one.
+    """Return (the queries of a search as a list, whether they are texts).
 
-    A str is a text, any other query an image. Raises ConfigError for an empty list, and for a list with texts and
-    images.
+    Any value that is no list is a single query, and becomes a list of one. A str is a text, any other query an image;
+    it is not checked further here. Raises ConfigError for an empty list, and for a list with texts and images.
     """
     queries = listed(given, "queries") if isinstance(given, list) else [given]
     texts = [isinstance(query, str) for query in queries]
@@ -105,8 +111,11 @@ def queries_of(given: Any) -> tuple[list[Any], bool]:
 
 
 def count_of(k: Any, name: str = "k") -> int:
-    """Return `k`, a number of things. name: the name of the argument in error messages. Raises ConfigError unless it is
-    a whole number of at least 1."""
+    """Return `k`, a number of things, as an int.
+
+    name: the name of the argument in error messages. Raises ConfigError unless it is a whole number of at least 1; a
+    bool is none.
+    """
     if isinstance(k, bool) or not isinstance(k, int | np.integer) or k < 1:
         raise ConfigError(f"{name}={k!r:.50} must be a whole number of at least 1")
     return int(k)
@@ -119,9 +128,11 @@ def check_steps(steps: Any) -> None:
 
 
 def embeddings_of(given: Any, name: str) -> np.ndarray:
-    """Return embeddings as an array (n, D) of float32, or of float64 if `given` needs it; a single embedding (D,)
-    becomes (1, D). name: the name of the argument in error messages. Raises ConfigError unless `given` is a numeric
-    array or tensor of 1 or 2 dimensions."""
+    """Return embeddings as an array (n, D) of float32, or of float64 if `given` needs it.
+
+    A single embedding (D,) becomes (1, D). name: the name of the argument in error messages. Raises ConfigError unless
+    `given` is a numeric array or tensor of 1 or 2 dimensions.
+    """
     if isinstance(given, Tensor):  # numpy has no bfloat16
         given = (given.float() if given.dtype == torch.bfloat16 else given).numpy(force=True)
     if not isinstance(given, np.ndarray) or given.ndim not in (1, 2) or given.dtype.kind not in "fiu":
@@ -133,8 +144,8 @@ def embeddings_of(given: Any, name: str) -> np.ndarray:
 def image_files(folder: Path) -> list[Path]:
     """Return the paths of the image files (suffixes SUFFIXES) in a folder and its subfolders, sorted.
 
-    Hidden files and folders are left out, as in training. Symbolic links that lead out of the folder are left out,
-    because the folder may be untrusted; so is everything that is no regular file.
+    Returns [] for a path that is no folder. Hidden files and folders are left out, as in training. Symbolic links that
+    lead out of the folder are left out, because the folder may be untrusted; so is everything that is no regular file.
     """
     found = (path.relative_to(folder) for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES)
     shown = (path for path in found if not any(part.startswith(".") for part in path.parts))

@@ -42,7 +42,7 @@ from dyad.evaluation.main import with_eval_options
 from dyad.evaluation.suite import build_evaluators, check_suite
 from dyad.index import Hit, Index
 from dyad.inputs import PassageLike
-from dyad.recommend import Recommender, recommender
+from dyad.recommend import Recommender, build_recommender
 from dyad.train.config import TrainConfig
 from dyad.train.distributed.devices import cuda_usable
 from dyad.train.distributed.world import World
@@ -53,10 +53,10 @@ from dyad.training_data import build_data
 
 @dataclass(frozen=True)
 class Model:
-    """A model that embeds images and texts, questions and passages, or items of sequences, or that scores answers to
-    prompts. For a model with a projection head (model.head), embeddings are taken before that head.
+    """A model that embeds images, texts, questions, passages or items of sequences, or that scores answers to prompts.
 
-    loaded: the model, its configuration and its temperature. encoder: runs the towers, with a device and a block size.
+    For a model with a projection head (model.head), embeddings are taken before that head. loaded: the model, its
+    configuration and its temperature. encoder: runs the towers, with a device and a block size.
 
     An image is a path, the bytes of an image file, a PIL image, or uint8 pixels: a numpy array (H, W, 3) or a torch
     tensor (3, H, W). A passage is a text, a pair (title, text), or a mapping with "text" and optionally "title". A
@@ -77,15 +77,20 @@ class Model:
     # ---- embeddings --------------------------------------------------------------------------------------------------
 
     def encode_image(self, images: ImageInput | Sequence[ImageInput], *, normalize: bool | None = None) -> np.ndarray:
-        """Return the embeddings of n images, float32 (n, D). normalize: whether to scale them to L2 norm 1; None: only
-        if the model compares by cosine."""
+        """Return the embeddings of n images, float32 (n, D).
+
+        normalize: whether to scale them to L2 norm 1; None: only if the model compares by cosine.
+        """
         return self._encode("x", self._given(inputs.images_of(images)), normalize)
 
     def encode_text(self, texts: str | Sequence[str], *, normalize: bool | None = None) -> np.ndarray:
         """Return the embeddings of n captions or class prompts by a model of images and texts, float32 (n, D).
-        normalize: whether to scale them to L2 norm 1; None: only if the model compares by cosine."""
+
+        A text is cut to the context length of the text tower. normalize: whether to scale embeddings to L2 norm 1;
+        None: only if the model compares by cosine.
+        """
         if not isinstance(self.loaded.model, ImageTextModel):
-            raise inputs.other_input(self.loaded.model)
+            raise inputs.unsupported_input_error(self.loaded.model)
         return self._encode("y", Captions(inputs.texts_of(texts), self.tokenize), normalize)
 
     def encode_question(
@@ -106,18 +111,22 @@ class Model:
         prefix: str | None = None,
         normalize: bool | None = None,
     ) -> np.ndarray:
-        """Return the embeddings of n passages, float32 (n, D), with the length in tokens and the use of titles of the
-        model. prefix, normalize: as of `encode_question`."""
+        """Return the embeddings of n passages, float32 (n, D). Each passage is cut to the model's length in tokens.
+
+        Titles are used as in training: as part of the text, as the first text of a pair, or not at all. prefix: the
+        text before each passage; None: that of the model. normalize: whether to scale embeddings to L2 norm 1; None:
+        only if the model compares by cosine.
+        """
         given = [replace(passage, prefix=prefix) for passage in inputs.passages_of(passages)]
         texts = self._texts(given, self.config.data.passage)
         return encode_corpus(self._encoder(normalize), "y", texts, None, log=lambda line: None)
 
     def similarity(self, x: np.ndarray, y: np.ndarray) -> np.ndarray:
-        """Return the scores (n, m) of embeddings x (n, D) and y (m, D): cosines if the model compares by cosine, else
-        inner products.
+        """Return the scores (n, m) of embeddings x (n, D) and y (m, D): cosines, or inner products.
 
-        A score divided by `temperature`, plus `bias`, is the logit of training. A single embedding (D,) counts as (1,
-        D). Raises ConfigError if x and y differ in width D.
+        They are cosines if the model compares by cosine; x and y need not be normalised for it. The result is float32,
+        or float64 if x or y needs it. A score divided by `temperature`, plus `bias`, is the logit of training. A single
+        embedding (D,) counts as (1, D). Raises ConfigError if x and y differ in width D, or are no numeric arrays.
         """
         x, y = inputs.embeddings_of(x, "x"), inputs.embeddings_of(y, "y")
         if x.shape[1] != y.shape[1]:
@@ -132,9 +141,10 @@ class Model:
         """Embed images or passages, and return an Index for `search`.
 
         items: a list of images or passages, or a path: a folder of images, shards, or a corpus of passages with ids
-        (.jsonl, .tsv, or a BEIR folder). In a folder of images, links that lead out of the folder are left out. spec: a
-        FAISS index and its search options, such as "IVF256,Flat;nprobe=16"; "Flat" is exact. Raises ConfigError for an
-        invalid spec.
+        (.jsonl, .tsv, or a BEIR folder). In a folder of images, links that lead out of the folder are left out. Missing
+        indexes of shards and of a corpus are written beside them or into the cache. spec: a FAISS index and its search
+        options, such as "IVF256,Flat;nprobe=16"; "Flat" is exact. FAISS builds it at the first search. Raises
+        ConfigError for an invalid spec or path, DataError for damaged files.
         """
         Spec.parsed(spec)
         path = os.path.expanduser(items) if isinstance(items, str | PathLike) else None
@@ -162,13 +172,13 @@ class Model:
     @overload
     def search(self, index: Index, query: str | ImageInput, k: int = 5, *, prefix: str | None = None) -> list[Hit]: ...
     def search(self, index: Index, query: Any, k: int = 5, *, prefix: str | None = None) -> list[Hit] | list[list[Hit]]:
-        """Return the k best items of an index, best first; for a list of queries, a list with these results of each
-        query.
+        """Return the k best items of an index, best first; for a list of queries, such a list for each query.
 
         query: a text or an image. A model of questions and passages embeds a text as a question. The path of an image
         must be a pathlib.Path, because a str is a text. k: number of results, at least 1; fewer are returned if the
-        search finds fewer. prefix: as of `encode_question`. Raises ConfigError if another model made the index, for k
-        below 1, and for a prefix where the query is no question.
+        search finds fewer. prefix: the text before each question; None: that of the model. Raises ConfigError if
+        another model made the index, for k below 1, for texts and images in one list, and for a prefix where the query
+        is no question.
         """
         k = inputs.count_of(k)
         queries, are_texts = inputs.queries_of(query)
@@ -193,12 +203,13 @@ class Model:
     @overload
     def recommend(self, history: list[str], k: int = 5, *, drop_seen: bool = False) -> list[Hit]: ...
     def recommend(self, history: Any, k: int = 5, *, drop_seen: bool = False) -> list[Hit] | list[list[Hit]]:
-        """Return the k items that are most likely to come next after a history, best first; for a list of histories, a
-        list with these results of each history.
+        """Return the k items most likely to come next after a history, best first; for histories, a list for each.
 
-        history: ids of items, oldest first; as in the evaluation, items that the model does not know are left out of
-        it. drop_seen: whether to leave out the items of the history. Raises ConfigError for a model of another task
-        than sequence, and for a history without an item that the model knows.
+        history: ids of items, oldest first, or a list of such lists. As in the evaluation, ids that the model does not
+        know are left out, and only the last items count if there are more than the model takes. k: number of results,
+        at least 1; fewer are returned if the model has fewer items. drop_seen: whether to leave out the items of the
+        history. The first call embeds all items. Raises ConfigError for a model of another task than sequence, and for
+        a history without an item that the model knows.
         """
         k, many = inputs.count_of(k), [*inputs.listed(history, "items")]
         is_one = all(isinstance(each, str) for each in many)
@@ -207,11 +218,10 @@ class Model:
         return found[0] if is_one else found
 
     def score(self, prompt: str, answers: Sequence[str]) -> np.ndarray:
-        """Return the log-likelihood of each of n answers after a prompt, as the mean over the tokens of the answer,
-        (n,).
+        """Return the log-likelihoods of n answers after a prompt, each as the mean over its tokens, float32 (n,).
 
         Prompt and answers get the prefixes of training, and are cut to the lengths of training. Raises ConfigError for
-        a model of another task than language_model, SampleError for an answer without tokens.
+        a model of another task than language_model, SampleError (a DataError) for an answer without tokens.
         """
         if not isinstance(self.loaded.model, LanguageModel):
             raise ConfigError("this model scores no answers: only one of task=language_model does")
@@ -226,14 +236,16 @@ class Model:
     def _recommender(self) -> Recommender:
         if not isinstance(self.loaded.model, SequenceModel):
             raise ConfigError("this model is of no sequences: only one of task=sequence recommends")
-        return recommender(self.config, self.loaded.model, self.encoder)
+        return build_recommender(self.config, self.loaded.model, self.encoder)
 
     # ---- parts -------------------------------------------------------------------------------------------------------
 
     @property
     def config(self) -> TrainConfig:
-        """The configuration of the model's run. For a model of another library, it holds the settings that came with
-        the model, and defaults."""
+        """The configuration of the model's run.
+
+        For a model of another library, it holds the settings that came with the model, and defaults.
+        """
         return self.loaded.config
 
     @property
@@ -243,30 +255,36 @@ class Model:
 
     @property
     def bias(self) -> float | None:
-        """The learnt bias of the logits (logit = score / temperature + bias) of a model trained by a sigmoid loss such
-        as SigLIP's; None if the model has none."""
+        """The learnt bias of the logits (logit = score / temperature + bias); None if the model has none.
+
+        Models have one that were trained by a sigmoid loss such as SigLIP's.
+        """
         return self.loaded.calibration and self.loaded.calibration.logit_bias
 
     @property
     def tokenize(self) -> Any:
-        """The function that converts n texts to token ids, int64 (n, L).
+        """The function that converts n texts to token ids, int64 (n, L); None for a model that takes no texts.
 
         For questions and passages it is called as tokenize(texts, length, pairs): length is the most tokens of a row;
-        pairs is the second text of each pair of title and text, or None. The function of a language model takes
+        pairs has the second text of each pair of title and text, or is None. The function of a language model takes
         (prompts, answers, longest prompt, longest answer), with lengths in tokens; its column 0 is the number of tokens
         of the prompt.
         """
         return self.loaded.model.tokenize
 
     def preprocess(self, image: ImageInput) -> torch.Tensor:
-        """Return an image resized and cropped for the image tower, uint8 (3, S, S), where S is the side in pixels. The
-        tower itself normalises the pixels."""
+        """Return an image resized and cropped for the image tower, uint8 (3, S, S), where S is the side in pixels.
+
+        The tower itself normalises the pixels.
+        """
         return self._given([image]).block(0, 1)[0]
 
     @cached_property
     def identity(self) -> str:
-        """A SHA-256 digest of the weights and of the settings by which texts are prepared. An Index stores it, and
-        `search` compares it."""
+        """A SHA-256 digest of the weights and of the settings by which texts are prepared, in hexadecimal.
+
+        An Index stores it, and `search` compares it.
+        """
         return identity_of(self.loaded.model.towers, json.dumps(settings(self.config, None)))
 
     # ---- inside ------------------------------------------------------------------------------------------------------
@@ -274,7 +292,7 @@ class Model:
     @property
     def _images(self) -> ImageModel:
         if not isinstance(self.loaded.model, ImageModel):
-            raise inputs.other_input(self.loaded.model)
+            raise inputs.unsupported_input_error(self.loaded.model)
         return self.loaded.model
 
     def _given(self, images: Sequence[ImageInput]) -> GivenImages:
@@ -282,7 +300,7 @@ class Model:
 
     def _texts(self, texts: Sequence[Question | Passage], options: QuestionConfig | PassageConfig) -> TextInputs:
         if not isinstance(self.loaded.model, TextPairModel):
-            raise inputs.other_input(self.loaded.model)
+            raise inputs.unsupported_input_error(self.loaded.model)
         lengths = np.array([len(f"{getattr(text, 'title', '')}{text.text}".encode()) for text in texts], np.int64)
         return TextInputs(texts.__getitem__, lengths, self.tokenize, options)
 
@@ -305,11 +323,11 @@ def load(
 ) -> Model:
     """Load a model by name: "runs/NAME", a checkpoint or an export folder, "open_clip:NAME@WEIGHTS", "st:FOLDER", ….
 
-    name: in any form that `python -m eval --help` lists for model=; a folder may be a Path. device: None for the GPU if
-    there is one, else the CPU. block: how many items a tower embeds at a time; None: the value of the run, 256 for
-    other models. workers: number of processes that decode images; 0: this process decodes them. width: embeddings have
-    only so many of their first numbers, for a model trained with objective.matryoshka; None: all. Raises ConfigError
-    for a name that is no model, DataError for damaged files.
+    name: in any form that `python -m eval --help` lists for model=; a folder may be a Path. Published weights that the
+    cache lacks are downloaded. device: None for the GPU if there is one, else the CPU. block: how many items a tower
+    embeds at a time; None: the value of the run, 256 for other models. workers: number of processes that decode images;
+    0: this process decodes them. width: embeddings have only so many of their first numbers, for a model trained with
+    objective.matryoshka; None: all. Raises ConfigError for a name that is no model, DataError for damaged files.
     """
     found = find_model(os.fspath(name)).load()
     data, options = replace(found.config.data, workers=workers), found.config.eval
@@ -324,11 +342,13 @@ def load(
 def evaluate(
     model: Model, suite: str | Sequence[str] = (), *, val: str | None = None, captions: Sequence[str] = ()
 ) -> dict[str, dict[str, float]]:
-    """Evaluate a model. Return for each data set, by its name, a dict metric → value, as `python -m eval` computes it.
+    """Evaluate a model; return data set → {metric: value}, as `python -m eval` computes it.
 
-    suite: one or several entries of eval.suite, such as "zero_shot:task.json" or "beir:FOLDER@dev". val: shards or
-    files of questions, as data.val. captions: the fields of shards that hold the captions, as data.captions; (): those
-    of the run. Raises ConfigError for an invalid entry, DataError for damaged data.
+    The data sets are those of `suite` and `val`; those that the model's run evaluated on are not used. suite: one or
+    several entries of eval.suite, such as "zero_shot:task.json" or "beir:FOLDER@dev". val: shards or files of
+    questions, as data.val; the name of its results is "val". captions: the fields of shards that hold the captions, as
+    data.captions; (): those of the run. Raises ConfigError for an invalid entry and if there is no data set, DataError
+    for damaged data.
     """
     entries = [suite] if isinstance(suite, str) else list(suite)
     config = with_eval_options(model.config, EvalCommand(suite=entries, val=val, captions=list(captions) or None))
@@ -341,13 +361,13 @@ def evaluate(
 def batches(
     train: str | PathLike[str], *, model: Model, global_batch_size: int = 256, seed: int = 0, steps: range | None = None
 ) -> Iterator[Batch]:
-    """Return an iterator over the batches of a training run in their exact order. Step s has the same samples in every
-    run with the same data, seed and global batch size.
+    """Return an iterator over the batches of a training run in their exact order.
 
-    Under torch.distributed each rank gets its own part of every batch. train: the data, as data.train. model: provides
-    the tokenizer, the image size and the other options data.* of its run. steps: the steps to yield, for example
-    range(100, 200), without gaps; None: one epoch. Raises ConfigError for data that do not fit the model, DataError for
-    damaged data.
+    Step s has the same samples in every run with the same data, seed and global batch size. Under torch.distributed
+    each rank gets its own part of every batch. train: the data, as data.train. model: provides the tokenizer, the image
+    size and the other options data.* of its run; as many processes prepare samples as it was loaded with (`workers`).
+    steps: the steps to yield, for example range(100, 200), without gaps; None: one epoch. Raises ConfigError for data
+    that do not fit the model, DataError for damaged data.
     """
     if steps is not None:
         inputs.check_steps(steps)

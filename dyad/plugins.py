@@ -31,32 +31,38 @@ if TYPE_CHECKING:
 
 
 def register_objective(name: str, options: type[ObjectiveOptions]) -> None:
-    """Make an objective available as objective=NAME. options: the dataclass of its options, whose `formula` is a
-    subclass of Objective, or "module:Class" to import the class when the objective is built. Raises ConfigError if the
-    name is taken."""
+    """Make an objective available as objective=NAME. Raises ConfigError if the name is taken.
+
+    options: the dataclass of its options. Its attribute `formula` is a subclass of Objective, or "module:Class", which
+    is imported when the objective is built. A subclass of `options` with this name is registered, not `options` itself.
+    """
     _add(OBJECTIVES, name, preset(name, options), "objective")
 
 
 def register_image_tower(name: str, build: Callable[[BuildContext], ImageParts]) -> None:
-    """Make an image tower available as model.image.kind=NAME. build: returns the trunk, the projection to the shared
-    space, and the size and normalisation of the images that the trunk takes, (b, 3, S, S). Raises ConfigError if the
-    name is taken."""
+    """Make an image tower available as model.image.kind=NAME. Raises ConfigError if the name is taken.
+
+    build: returns the trunk, the projection to the shared space, and the size and normalisation of the images that the
+    trunk takes, (b, 3, S, S).
+    """
     _add(OWN_IMAGE_TOWERS, name, build, "model.image.kind", ImageTower)
 
 
 def register_text_tower(
     name: str, build: Callable[[BuildContext], tuple[Tower, Callable[[list[str]], Tensor]]]
 ) -> None:
-    """Make a text tower for captions available as model.text.kind=NAME. build: returns the tower, and a tokenizer from
-    n texts to token ids, int64 (n, L), with the same L in all batches. Raises ConfigError if the name is taken."""
+    """Make a text tower for captions available as model.text.kind=NAME. Raises ConfigError if the name is taken.
+
+    build: returns the tower, and a tokenizer from n texts to token ids, int64 (n, L), with the same L in all batches.
+    """
     _add(OWN_TEXT_TOWERS, name, build, "model.text.kind", TextTower)
 
 
 def register_format(added: QuestionFormat) -> None:
-    """Add a format of question files. A row that has both fields that `added.question` and `added.positives` name is
-    read in this format, even if it also fits a format that was added earlier.
+    """Add a format of question files, which is tried before all formats that were added earlier.
 
-    Raises ConfigError if another format has the same names for these two fields.
+    A row is read in this format if it has both fields that `added.question` and `added.positives` name. Raises
+    ConfigError if another format has the same names for these two fields.
     """
     if any((f.question, f.positives) == (added.question, added.positives) for f in FORMATS):
         raise ConfigError(f"a format of rows with {added.question} and {added.positives} exists already")
@@ -64,15 +70,19 @@ def register_format(added: QuestionFormat) -> None:
 
 
 def register_evaluator(name: str, kind: SuiteKind) -> None:
-    """Make data sets available as entries NAME:TARGET of eval.suite. kind: the task of the models, and the functions
-    that check such an entry and build its evaluator. Raises ConfigError if the name is taken."""
+    """Make data sets available as entries NAME:TARGET of eval.suite. Raises ConfigError if the name is taken.
+
+    kind: the task of the models, and the functions that check such an entry and build its evaluator.
+    """
     _add(KINDS, name, kind, "eval.suite")
 
 
 def register_tracker(name: str, tracker: type[Tracker]) -> None:
-    """Add a tracker, which sends the logged metrics of a run to a service such as W&B. name: its name in messages and
-    in the table TRACKERS. A run uses it if tracker.is_on(config.tracking) is true. Raises ConfigError if the name is
-    taken."""
+    """Add a tracker, which sends the logged metrics of a run to a service such as W&B.
+
+    name: its name in messages and in the table TRACKERS. A run uses it if tracker.is_on(config.tracking) is true.
+    Raises ConfigError if the name is taken.
+    """
     _add(TRACKERS, name, tracker, "tracker")
 
 

@@ -14,11 +14,12 @@ from dyad.data.base.plugins import import_typed_plugins
 
 
 def run(main: Callable[[], None]) -> None:
-    """Import the plugins of the command line, set up the process, run `main`, and handle its errors.
+    """Set up the process, import the plugins of the command line, run `main`, and handle its errors.
 
-    A UserError is printed on stderr, and the process exits with the exit code of the error. Ctrl-C exits with code 130.
-    A PermissionError for a file or folder gives one line and code 3. A BrokenPipeError is ignored: the reader of the
-    output, such as head, has closed it. Any other exception gives its traceback and ExitCode.BUG.
+    Returns if `main` returns. A UserError is printed on stderr, and the process exits with the exit code of the error.
+    Ctrl-C exits with code 130. A PermissionError for a file or folder gives one line and code 3. A BrokenPipeError is
+    ignored: the reader of the output, such as head, has closed it. Any other exception gives its traceback and
+    ExitCode.BUG.
 
     Set-up: The garbage collector runs less often, because otherwise it takes a fifth of the time of importing torch and
     open_clip, which create many objects. New files get at most mode 0640, new folders at most 0750. A process that
@@ -56,9 +57,10 @@ def run(main: Callable[[], None]) -> None:
 
 
 def _skip_last_collections() -> None:
-    """Freeze the collector, because its last passes over a million objects would take a second of the process's exit.
+    """Freeze the garbage collector at exit; its last passes over a million objects would take a second.
 
-    Not with Triton, whose library prints a page about each object of its own that has not been collected.
+    If Triton is loaded, nothing is frozen: its library prints a page about each object of its own that has not been
+    collected.
     """
     if "triton._C.libtriton" not in sys.modules:
         gc.freeze()

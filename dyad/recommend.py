@@ -24,9 +24,9 @@ from dyad.train.towers.sequence import OfHistory, SequenceTower
 
 @dataclass(frozen=True)
 class Recommender:
-    """Finds the next items of histories. items: the N items that can be found. items_ND: their embeddings, float32 (N,
-    D), not normalised, on the CPU.
+    """Finds the next items of histories.
 
+    items: the N items that can be found. items_ND: their embeddings, float32 (N, D), not normalised, on the CPU.
     encoder: runs the model. length: the most items of a history that are used; of a longer history, only the last ones
     are. cosine: whether contexts and items are compared by cosine; else by inner product.
     """
@@ -41,8 +41,8 @@ class Recommender:
         """Return for each history a list of (score, id) of the k items with the highest scores, best first.
 
         A list is shorter if there are fewer than k items. histories: ids of items, oldest first; ids that the model
-        does not know are left out, as in the evaluation. drop_seen: whether to leave out the items of the history.
-        Raises ConfigError for a history without a known id.
+        does not know are left out, as in the evaluation. drop_seen: whether to leave out all items of the history, also
+        those before its last `length`. Raises ConfigError for a history without a known id.
         """
         numbers = [[self._numbers[name] for name in history if name in self._numbers] for history in histories]
         if [] in numbers:
@@ -66,8 +66,11 @@ class Recommender:
         return Index((F.normalize(self.items_ND, dim=-1) if self.cosine else self.items_ND).numpy())
 
     def contexts(self, numbers: Sequence[Sequence[int]]) -> np.ndarray:
-        """Return the context vectors of n histories, float32 (n, D), normalised if `cosine`. numbers: for each history,
-        the positions of its items in `items`, oldest first."""
+        """Return the context vectors of n histories, float32 (n, D), normalised if `cosine`.
+
+        numbers: for each history, the positions of its items in `items`, oldest first; at least one. Only the last
+        `length` count.
+        """
         last = padded([np.array(history[-self.length :]) for history in numbers])
         of = OfHistory(cast(SequenceTower, self.encoder.towers["x"]), self.items_ND.to(self.encoder.world.device))
         return replace(self.encoder, towers={"x": of}, cosine=self.cosine)("x", _Rows(last))
@@ -84,11 +87,12 @@ class _Rows:
         return self.rows[start:stop]
 
 
-def recommender(config: TrainConfig, model: SequenceModel, encoder: Encoder) -> Recommender:
-    """Make a Recommender: embed all items that the model knows, which are those of its export or of its training log.
+def build_recommender(config: TrainConfig, model: SequenceModel, encoder: Encoder) -> Recommender:
+    """Make a Recommender: embed all items that the model knows.
 
-    Raises ConfigError if the model is of frames (data.items=frames), or if the log does not exist; DataError if the log
-    is damaged.
+    These are the items of its export, or else of its training log, which is read again (config.data.train). encoder:
+    runs the model; its `cosine` says how items are compared. Raises ConfigError if the model is of frames
+    (data.items=frames), or if the log does not exist; DataError if the log is damaged.
     """
     if config.data.items is ItemKind.frames:
         raise ConfigError("this model is of frames (data.items=frames), which are no items of a catalogue")

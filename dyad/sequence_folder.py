@@ -50,8 +50,10 @@ class About:
 def write_sequence_folder(
     folder: Path, about: About, context: ContextNetwork, items_ND: Tensor, names: Sequence[str]
 ) -> None:
-    """Write a model into the existing folder `folder`, as the three files ABOUT, WEIGHTS and ITEMS. items_ND:
-    embeddings of N items, (N, D), not normalised. names: their N ids."""
+    """Write a model of sequences into the existing folder `folder`, as the three files ABOUT, WEIGHTS and ITEMS.
+
+    items_ND: embeddings of N items, (N, D), not normalised. names: their N ids, none of which has a newline.
+    """
     weights = {f"context.{name}": tensor.detach().contiguous() for name, tensor in context.state_dict().items()}
     save_file({"trunk.weight": items_ND.contiguous(), **weights}, folder / WEIGHTS)
     write_json(folder / ABOUT, vars(about))

@@ -16,7 +16,8 @@ OURS = {ROOT, os.path.dirname(os.path.realpath(os.__file__))}
 def start(module: str) -> None:
     """Import `module`, run its function `main`, print errors as messages, and exit with the command's exit code.
 
-    With a Python version that Dyad does not support, or if a package is not installed, print one line and exit with 2.
+    Sets up the process as `run` (dyad/process.py) and `leave_working_folder` do. With a Python version that Dyad does
+    not support, or if a package is not installed, it prints one line and exits with 2. Returns only if `main` returns.
     """
     if not OLDEST <= sys.version_info[:2] <= NEWEST:
         found, oldest, newest = (".".join(map(str, v)) for v in (sys.version_info[:3], OLDEST, NEWEST))

@@ -52,9 +52,9 @@ class TrainingData:
     """The training data of a run.
 
     dataset: a map-style dataset whose keys are (epoch, sample id), or a stream. order: the sample ids of each step; for
-    a stream, only the number of steps. fingerprint: SHA-256 of everything in the data that changes the order of
-    samples, or what is drawn for them. manifest: configuration key → the files that it names. drawn: draws further y
-    items for each batch as noise samples; None if the objective takes none.
+    a stream, only the number of steps. fingerprint: SHA-256, in hexadecimal, of everything in the data that changes the
+    order of samples, or what is drawn for them. manifest: configuration key → the files that it names. drawn: draws
+    further y items for each batch as noise samples; None if the objective takes none.
     """
 
     dataset: BatchSource | Stream
@@ -65,15 +65,23 @@ class TrainingData:
 
 
 def build_data(config: TrainConfig, model: TwoTowerModel) -> TrainingData:
-    """Open the training data of a configuration for a model, whose tokenizer and image size prepare the samples. Raises
-    ConfigError for data that do not fit the configuration, DataError for damaged data."""
+    """Open the training data of a configuration for a model, whose tokenizer and image size prepare the samples.
+
+    Tables are converted to shards in the cache, and indexes that are missing are written, so other ranks should come
+    after rank 0 (`rank_0_first`). Raises ConfigError for data that do not fit the configuration, DataError for damaged
+    data.
+    """
     check_texts(config, model)
     return DATA[config.task][config.data.items](config, model)
 
 
 def check_texts(config: TrainConfig, model: Any) -> None:
-    """Raise ConfigError if the model cannot take texts of the lengths that the configuration names, or if both views of
-    a text would be equal. Else a run would find it in its first batch, after the run folder has been made."""
+    """Raise ConfigError if the model cannot take texts of the lengths that the configuration names.
+
+    Raises it also for task=views if no dropout is on, so that both views of a text would be equal. Without this check,
+    the error would come with the first batch, after the run folder has been made. Nothing is checked for captions and
+    class prompts, which have the length of the tower.
+    """
     passage = config.data.passage
     if config.has_images or not config.has_texts:  # captions and prompts have the length of the tower
         return
@@ -102,10 +110,12 @@ def with_auxiliary_data(data: TrainingData, auxiliary: dict[str, TrainingData]) 
     return replace(data, fingerprint=fingerprint, manifest={**data.manifest, **files})
 
 
-def with_weights(data: TrainingData, objective: "Objective") -> TrainingData:
-    """Return `data` with the objective's file of numbers added to its fingerprint and manifest, so that a resumed run
-    must have the same file. Such a file has one number per y item, such as log q. Without such a file, return `data`
-    itself."""
+def with_item_numbers(data: TrainingData, objective: "Objective") -> TrainingData:
+    """Return `data` with the objective's file of one number per y item in its fingerprint and manifest.
+
+    Such a file has numbers such as log q (see data/log_weights.py); a resumed run must then have the same file. For an
+    objective without such a file, return `data` itself.
+    """
     table = getattr(objective, "table", None)
     if data.drawn is not None and objective.options.noise_file:
         path, items = objective.options.noise_file, data.drawn.support
@@ -118,8 +128,10 @@ def with_weights(data: TrainingData, objective: "Objective") -> TrainingData:
 
 
 def _with_file(data: TrainingData, name: str, files: Sequence[FileEntry], digest: str) -> TrainingData:
-    """Return `data` with further files, on which the loss depends, in its manifest and fingerprint. name: the key of
-    the files in the manifest. digest: SHA-256 of their contents."""
+    """Return `data` with further files, on which the loss depends, in its manifest and fingerprint.
+
+    name: the key of the files in the manifest. digest: SHA-256 of their contents.
+    """
     fingerprint = hashlib.sha256(f"{data.fingerprint} {digest}".encode()).hexdigest()
     return replace(data, fingerprint=fingerprint, manifest={**data.manifest, name: files})
 
@@ -172,8 +184,10 @@ def _language_model(config: TrainConfig, model: TwoTowerModel) -> TrainingData:
 def _of_questions(
     config: TrainConfig, model: TwoTowerModel, dataset_class: type[QuestionPassage]
 ) -> tuple[QuestionRows, TrainingData]:
-    """Open the files of questions. Return their rows, and the training data, whose dataset is a `dataset_class` of
-    these rows."""
+    """Open the files of questions; return their rows, and the training data with a dataset of these rows.
+
+    dataset_class: the class of the dataset. If data.negatives.file is given, the dataset has its mined hard negatives.
+    """
     passage, negatives = config.data.passage, config.data.negatives
     if negatives.refresh_every:
         check_spec(negatives.mining.index)
@@ -190,7 +204,7 @@ def _of_questions(
 
 
 def _with_drawn_items(config: TrainConfig, data: TrainingData, catalogue: Callable[[], Catalogue]) -> TrainingData:
-    """Return `data` with TrainingData.drawn set, if the objective takes noise samples; else return `data` itself.
+    """Return `data` with TrainingData.drawn set, if the objective takes noise samples; else `data` itself.
 
     catalogue: returns the Catalogue of all y items of the data; it is called only if the objective takes noise samples.
     Raises DataError if the file objective.noise_file was not made for these data.

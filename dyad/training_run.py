@@ -20,9 +20,9 @@ from dyad.data.sequence.files import events_left_out
 from dyad.data.shards import manifest
 from dyad.data.shards.sources import written_sources
 from dyad.eval.encode.encoder import Encoder
-from dyad.run.best_checkpoint import BestCheckpoint, choices, evaluations_since
+from dyad.run.best_checkpoint import BestCheckpoint, evaluations_since, rankable_metrics
 from dyad.run.calibrate import describe_inputs
-from dyad.run.components import Components, batch_norms
+from dyad.run.components import Components, describe_batch_norms
 from dyad.run.mining_refresh import NegativeRefresh
 from dyad.run.resume import RestoredState, ResumeSource, best_of_resumed
 from dyad.train.config import Task, TrackingConfig, TrainConfig
@@ -87,11 +87,13 @@ class TrainingRun:
         )
 
     def open_logger(self, tracking: TrackingConfig) -> Logger:
-        """Write config.yaml into the run folder, open the run's logs and trackers, and return the Logger. If the batch
-        size has changed, put the files and folders STEP_FILES aside, because their steps count batches of the old size.
-        A run that goes on in its folder keeps its W&B run. Rank 0 alone calls it.
+        """Open the run folder, its logs and the trackers, and return the Logger. Rank 0 alone calls it.
 
-        Raises HardwareError if the disk has no room for the checkpoints, or the folder cannot be written.
+        config.yaml is written. With resume=never or the path of a checkpoint, what an earlier run left in the folder is
+        put aside first (`open_run` in train/run_folder/folder.py). If the batch size has changed, the files and folders
+        STEP_FILES of that module are put aside too, because their steps count batches of the old size. A run that goes
+        on in its folder keeps its W&B run. tracking: the options of the trackers. Raises HardwareError if the disk has
+        no room for the checkpoints, or the folder cannot be written.
         """
         refuse_full_disk(self.folder, self.components.modules, self.components.step.optimizer)
         with write_errors(self.folder):
@@ -104,8 +106,11 @@ class TrainingRun:
             return build_logger(self.folder, tracking, self.schedule, plain(self.config), wandb_id)
 
     def describe(self) -> Iterator[str]:
-        """Yield lines for the log: where the run begins (step, checkpoint or weights), then notes on its model,
-        objective and data."""
+        """Yield lines for the log: where the run begins, then notes on its model, objective and data.
+
+        Iterate it before run_state.json is written for this start, because the earlier total_steps is read from that
+        file.
+        """
         config, restored = self.config, self.restored
         line = f"{self.folder}: {self.schedule.total_steps} steps of {config.global_batch_size}"
         if self.source.resume:
@@ -128,8 +133,8 @@ class TrainingRun:
         total_before = None if restored.batch_changed else begun.get("total_steps")
         options = self.components.step.terms[0].objective.options
         yield from describe_schedule(config, self.schedule, options, total_before)
-        drawn = self.components.data.drawn
-        yield from filter(None, [batch_norms(config, self.components.model.towers, self.world.size), str(drawn or "")])
+        norms = describe_batch_norms(config, self.components.model.towers, self.world.size)
+        yield from filter(None, [norms, str(self.components.data.drawn or "")])
         yield from describe_layers(self.components.unsharded, shard_size(config.dist, self.world.size))
         yield from describe_choices(config)
         yield from describe_inputs(config, self.components.model)
@@ -154,10 +159,13 @@ class TrainingRun:
             )
 
     def begin_stream(self) -> list[str]:
-        """Divide the stream of samples among the loader processes of all ranks, and set it to its beginning, or in a
-        resumed run to its place in the checkpoint: shards that were read in part begin anew. Register its state, so
-        that checkpoints store it. Return a list with one text for the log. For training data that are not a stream, do
-        nothing and return []."""
+        """Set the stream of samples to where the run begins; return a list with one text for the log.
+
+        For training data that are not a stream, nothing is done, and the result is []. The stream is divided among the
+        loader processes of all ranks. A resumed run continues at the place in its checkpoint: shards that were read in
+        part begin anew. The state of the stream is registered, so that checkpoints store it. Every rank must call it
+        before `batches`.
+        """
         stream, world = self.components.data.dataset, self.world
         if not isinstance(stream, Stream):
             return []
@@ -187,25 +195,25 @@ class TrainingRun:
         return monitor
 
     def build_best(self, writer: CheckpointWriter, log: Callable[[str], None]) -> BestCheckpoint:
-        """Build the BestCheckpoint, which finds the best checkpoint of the run and may end the run early. In a resumed
-        run, it starts with the best that the checkpoint recorded, and with the evaluations since then.
+        """Build the BestCheckpoint, which finds the best checkpoint of the run and may end the run early.
 
+        In a resumed run, it starts with the best that the checkpoint recorded, and with the evaluations since then.
         Every rank must call it, after rank 0 has opened the logger, which removes later records from metrics.jsonl.
         writer: writes the checkpoints. log: called with each line to print.
         """
         metric, found = self.config.checkpoint.best, best_of_resumed(self.source, self.restored, self.folder, log)
-        higher = choices(self.components.evaluators).get(metric or "", True)
+        higher = rankable_metrics(self.components.evaluators).get(metric or "", True)
         patience, later = self.config.checkpoint.patience, ()
         if metric is not None and patience is not None:
             later = from_rank_0(self.world, lambda: evaluations_since(self.folder, metric, found))
         return BestCheckpoint(metric, higher, self.folder, self.world, writer.wait, log, found, patience, later)
 
     def batches(self, encoder: Encoder, copy_timer: LocalTimer, log: Callable[[str], None]) -> Iterable[Batch]:
-        """Return an iterable of this rank's batches, one per step of the run. If there are auxiliary losses, each batch
-        also holds their batches, in Batch.auxiliary.
+        """Return an iterable of this rank's batches on its device, one per step of the run.
 
-        With data.negatives.refresh_every, hard negatives are mined with `encoder` between the batches. copy_timer:
-        measures the time of copies to a GPU. log: called with a line about each mining.
+        If there are auxiliary losses, each batch also holds their batches, in Batch.auxiliary. With
+        data.negatives.refresh_every, hard negatives are mined with `encoder` between the batches, so every rank must
+        iterate. copy_timer: measures the time of copies to a GPU. log: called with a line about each mining.
         """
         config, schedule, data = self.config, self.schedule, self.components.data
         dataset, order = data.dataset, data.order
@@ -232,8 +240,11 @@ class TrainingRun:
         return map(with_auxiliary, own, *others) if others else own
 
     def diagnose(self) -> dict[str, float]:
-        """Return diagnostics of the last step, name → value: of its embeddings, its batch and its loss. If the rows of
-        x and y are no pairs, return those of the loss only. Every rank must call it."""
+        """Return diagnostics of the last step, name → value (see train/losses/diagnostics.py).
+
+        They describe its embeddings, its batch and its loss; if the rows of x and y are no pairs, only its loss. Every
+        rank must call it, after a step.
+        """
         own, scalars, options = self.components.step.terms[0], self.components.step.scalars, self.config.objective
         if own.pairs is None:  # rows of x and y are no pairs
             return saturation(scalars)
@@ -255,10 +266,10 @@ class TrainingRun:
         """Write a checkpoint after `step` steps. Every rank must call it.
 
         Rank 0 writes it with `writer`; if the towers are sharded, each rank of the first copy of the weights writes a
-        part. First, `monitor` checks that all ranks have equal weights and that bad samples are not too many. logger:
-        gives the W&B run id to store. best: gives the best checkpoint so far. evaluation_owed: whether the evaluation
-        of this step is still to be done. last: whether to return only when the checkpoint is on the disk, instead of
-        writing in the background.
+        part. First, `monitor` checks that all ranks have equal weights and that bad samples are not too many; otherwise
+        it raises HardwareError or DataError. logger: gives the W&B run id to store. best: gives the best checkpoint so
+        far. evaluation_owed: whether the evaluation of this step is still to be done. last: whether to return only when
+        the checkpoint is on the disk, instead of writing in the background.
         """
         world, components, trained = self.world, self.components, self.components.step
         monitor.verify(step)
@@ -293,10 +304,10 @@ class TrainingRun:
     def renumber_checkpoints(self, save: Callable[[int, bool, bool], None]) -> None:
         """Write a checkpoint whose step counts batches of the new size, then put the older checkpoints aside.
 
-        It is called when the batch size has changed; every rank must call it. If the run is killed in between, its next
-        start finds a checkpoint that counts batches of the old or of the new size, and continues at the same samples.
-        save: the function save(step, evaluation_owed, last) that writes a checkpoint, such as `self.save` with its
-        first arguments bound.
+        Call it on every rank, before the first step, when the batch size has changed. If the run is killed in between,
+        its next start finds a checkpoint that counts batches of the old or of the new size, and continues at the same
+        samples. save: the function save(step, evaluation_owed, last) that writes a checkpoint, such as `self.save` with
+        its first arguments bound.
         """
         first_step = self.schedule.first_step
         save(first_step, self.schedule.evaluation_owed, True)

@@ -22,13 +22,8 @@ from dyad.data.config import DataConfig, NegativeList
 from dyad.data.image_text.negatives import FORMAT, Mined, place_of, sorted_table
 from dyad.data.image_text.noise import Cropped, stacked
 from dyad.data.image_text.sample import ShardSample
-<<<<<<< HEAD
 from dyad.data.image_text.transforms import DRAWS, ImageSpec, crop_and_resize
-from dyad.data.loading.negatives import distinct, sample
-=======
-from dyad.data.image_text.transforms import DRAWS, ImageSpec, training_size
 from dyad.data.loading.negatives import draw_entries, first_indices
->>>>>>> doc-d1
 from dyad.data.shards.content_keys import Int64s, content_key, key_name, key_of_name
 from dyad.data.shards.index_cache import cached_array
 from dyad.data.shards.shards import Shards

@@ -43,7 +43,7 @@ from dyad.data.tables.folders import tables_of
 from dyad.doctor.machine import size
 from dyad.doctor.texts import cut_texts
 from dyad.run.checks import check_sweep, training_files
-from dyad.run.components import batch_norms
+from dyad.run.components import describe_batch_norms
 from dyad.train.config import LISTED, ImageTower, Task, TextTower, TrainConfig, Wandb
 from dyad.train.run_folder.folder import folder_of, is_finished, run_folder, steps
 from dyad.train.towers.batch_norm import set_batch_norms
@@ -278,7 +278,7 @@ def model(config: TrainConfig) -> Iterator[Finding]:
     yield ok("model", f"builds with {sum(p.numel() for p in modules.parameters()) / 1e6:.1f} M weights")
     yield from (ok("model", line) for line in describe_choices(config))
     yield from cut_texts(config, tokenize)
-    if line := batch_norms(config, modules, int(os.environ.get("WORLD_SIZE", "1"))):
+    if line := describe_batch_norms(config, modules, int(os.environ.get("WORLD_SIZE", "1"))):
         yield ok("batch norm", line)
 
 

@@ -131,7 +131,7 @@ def evaluate(command: EvalCommand, config: "TrainConfig", found: "FoundModel") -
     from dyad.eval.results.write import facts, print_tables, result, write
     from dyad.evaluation.load_run import LoadedRun, own_output
     from dyad.evaluation.suite import build_evaluators
-    from dyad.run.evaluation import written_report
+    from dyad.run.evaluation import try_write_report
     from dyad.train.distributed.agreement import rank_0_first, rank_0_only
     from dyad.train.distributed.failures import process_group
     from dyad.train.distributed.world import set_timeout
@@ -158,7 +158,7 @@ def evaluate(command: EvalCommand, config: "TrainConfig", found: "FoundModel") -
             what = f"step {trained.step} of {trained.run}" if trained else loaded.source
             print(f"{what}. Written: {', '.join(str(p) for paths in written for p in paths)}")
             if trained and folder.resolve() == own.resolve():
-                written_report(trained.run, print)
+                try_write_report(trained.run, print)
 
 
 def untrained(config: "TrainConfig") -> "TwoTowerModel":

@@ -34,11 +34,12 @@ TEMPLATE = Path(__file__).with_name("templates") / "card.md.j2"
 
 
 def card(library: Library, source: ExportSource, difference: float, licence: str = UNKNOWN) -> str:
-    """Return the model card (README.md) of an export, as Markdown.
+    """Return the model card (README.md) of an export, as Markdown. Licence texts near the data are quoted in it.
 
     library: the export format. source: the trained model, with the configuration and scores that the card shows.
-    difference: the largest difference between a coordinate of our embeddings and of the library's, divided by the L2
-    norm of the embedding. licence: that of the model, chosen by a person; UNKNOWN: not yet.
+    difference: the result of `compare_embeddings`: the largest difference between a coordinate of our embeddings and of
+    the library's, divided by the L2 norm of the embedding. licence: that of the model, chosen by a person; UNKNOWN: not
+    yet.
     """
     config = source.config
     scores = [(result, metric, score) for result in source.results for metric, score in result.scores.items()]
@@ -78,14 +79,18 @@ def card(library: Library, source: ExportSource, difference: float, licence: str
 
 
 def digest(text: str) -> str:
-    """Return the SHA-256 digest of a card without its licence, which a person may replace."""
+    """Return the SHA-256 digest, in hexadecimal, of the text of a card without its line `license: …`.
+
+    A person may replace this line; any other change of the card changes the digest.
+    """
     return hashlib.sha256(re.sub(r"(?m)^license:.*$", "", text, count=1).encode()).hexdigest()
 
 
-def licence(folder: Path) -> str:
+def licence_of_earlier_export(folder: Path) -> str:
     """Return the licence that the card of an earlier export in `folder` names; UNKNOWN if there is none.
 
-    Raises ConfigError if anything but the licence in the card has been changed, because an export replaces the card.
+    Raises ConfigError if anything but the licence in the card has been changed, because an export replaces the card,
+    and for a damaged file SETTINGS; OSError if the card cannot be read.
     """
     if not (folder / SETTINGS).is_file() or not (folder / CARD).is_file():
         return UNKNOWN
@@ -106,8 +111,10 @@ def _trained_on(config: TrainConfig) -> list[str]:
 
 
 def _origins(config: TrainConfig) -> Iterator[str]:
-    """Yield the paths of the training data, the corpus and the initial weights that `config` names; the licence files
-    of these may lie beside them. Weights that are not on this machine are left out."""
+    """Yield the paths of the training data, the corpus and the initial weights that `config` names.
+
+    Their licence files may lie beside them. Weights that are not on this machine are left out.
+    """
     yield from _trained_on(config)
     if config.data.passage.corpus:
         yield config.data.passage.corpus
@@ -151,9 +158,9 @@ def _one_line(text: str) -> str:
 
 
 def commit(root: Path = ROOT) -> str:
-    """Return the hash of the git commit checked out at `root`, with " with changes" after it for uncommitted changes.
+    """Return the hash of the git commit checked out at `root`, with " with changes" after it for changed files.
 
-    Returns "unknown" if `root` is no git checkout, or git fails.
+    Files that git does not track do not count. Returns "unknown" if `root` is no git checkout, or git fails.
     """
     # Both paths are given, because git would take a repository around `root`, or that of a hook which starts it.
     repository = [f"--git-dir={root / '.git'}", f"--work-tree={root}"]

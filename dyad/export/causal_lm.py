@@ -15,15 +15,21 @@ PAIRS = [("one and one is", " two"), ("", "Grüße"), ("a wheel", " of dharma")]
 
 
 def write(folder: Path, source: ExportSource) -> None:
-    """Write weights, configuration and tokenizer into `folder`. Raises ConfigError for a model of another task than
-    language_model."""
+    """Write weights (adapters merged in), configuration and tokenizer into `folder`.
+
+    Raises ConfigError for a model of another task than language_model.
+    """
     model = _checked(source)
     cast(Any, merged(cast(Any, model.towers.y_tower).trunk)).encoder.save_pretrained(folder)
     model.tokenize.tokenizer.save_pretrained(folder)
 
 
 def calls(source: ExportSource) -> Iterator[Call]:
-    """Yield a Call for each of the PAIRS for the check of the export: its token ids, and our score of the answer."""
+    """Yield a Call for each of the PAIRS (prompt, answer), for the check of the export.
+
+    Its `ours` is our score of the answer, (1, 1): the mean log-likelihood of its tokens. Its hints are the token ids of
+    prompt and answer, and the number of tokens of the prompt. Raises ConfigError as `write`.
+    """
     model, config = _checked(source), source.config.data
     for prompt, answer in PAIRS:
         rows = model.tokenize([prompt], [answer], config.question.length, config.passage.length)
@@ -39,6 +45,7 @@ def snippet(folder: Path, source: ExportSource) -> str:
 
 
 def _checked(source: ExportSource) -> LanguageModel:
+    """Return the model of `source`. Raises ConfigError for a model of another task than language_model."""
     if not isinstance(source.model, LanguageModel):
         raise ConfigError("format=causal_lm: only models of task=language_model can be exported. Leave format out")
     return source.model

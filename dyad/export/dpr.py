@@ -23,8 +23,8 @@ FOLDERS = {"question_encoder": "DPRQuestionEncoder", "ctx_encoder": "DPRContextE
 def write(folder: Path, source: ExportSource) -> None:
     """Write the question encoder and the passage encoder, one folder each, into `folder`.
 
-    Raises ConfigError for a model that is not of texts alone, for an encoder whose class AutoModel does not create, and
-    for a tower with a projection, which AutoModel does not have.
+    The folders are the keys of FOLDERS. Raises ConfigError for a model that is not of texts alone, for an encoder whose
+    class AutoModel does not create, and for a tower with a projection, which AutoModel does not have.
     """
     for name, side in zip(FOLDERS, encoder_sides(source, "dpr"), strict=True):
         if not isinstance(side.tower.projection, nn.Identity):
@@ -43,11 +43,11 @@ def write(folder: Path, source: ExportSource) -> None:
 
 
 def calls(source: ExportSource) -> Iterator[Call]:
-    """Yield two Calls for the check of the export, the first with texts as questions, the second with texts as
-    passages, each with our embeddings.
+    """Yield two Calls for the check of the export, texts as questions and texts as passages, with our embeddings.
 
-    The check also embeds these texts by AutoModel and, for a BERT with cls pooling, by DPR's own class, and compares.
-    The last text of each Call is longer than the encoder takes, so that truncation is checked as well.
+    The check embeds the same texts by AutoModel and, for a BERT with cls pooling, also by DPR's own class, and
+    compares. The last text of each Call is longer than the encoder takes, so that truncation is checked as well. Raises
+    ConfigError as `encoder_sides`, and for an encoder that pools by itself.
     """
     for folder, side in zip(FOLDERS, encoder_sides(source, "dpr"), strict=True):
         own_class = FOLDERS[folder] if _is_dpr(side) else None
@@ -55,7 +55,10 @@ def calls(source: ExportSource) -> Iterator[Call]:
 
 
 def snippet(folder: Path, source: ExportSource) -> str:
-    """Return Markdown that shows how to load both encoders by AutoModel, and by DPR's own classes where they fit."""
+    """Return Markdown that shows how to load both encoders by AutoModel, and by DPR's own classes where they fit.
+
+    The code in it has the path `folder`.
+    """
     question, _ = encoder_sides(source, "dpr")
     return render("dpr.md.j2", folder, source, pooling=question.pooling.value, is_dpr=_is_dpr(question))
 

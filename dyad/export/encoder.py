@@ -28,8 +28,9 @@ INPUTS = ["input_ids", "attention_mask"]  # no token types: the encoder was trai
 class TextSide:
     """One side of a model that embeds texts: its tower, its tokenizer, and how a text is prepared.
 
-    prefix: text put before every text. length: the most tokens of a text. paired: whether a text is passed to the
-    tokenizer as a pair of title and text.
+    tokenize: (texts, length, pairs) → token ids, int64 (n, L); length is the most tokens of a row, pairs has the second
+    text of each pair, or is None. prefix: text put before every text. length: the most tokens of a text. paired:
+    whether a text is passed to the tokenizer as a pair of title and text.
     """
 
     tower: Tower
@@ -40,29 +41,32 @@ class TextSide:
 
     @property
     def pooled(self) -> Pooled:
-        """Return the trunk of this side's text tower: the transformers encoder with its pooling."""
+        """The trunk of this side's text tower: the transformers encoder with its pooling."""
         return cast(Pooled, self.tower.trunk)
 
     @property
     def pooling(self) -> Pooling:
-        """Return how the states of the tokens become one vector. Raises ConfigError for an encoder that pools by
-        itself."""
+        """How the states of the tokens become one vector.
+
+        Raises ConfigError for an encoder that pools by itself.
+        """
         if self.pooled.pooling is None:
             raise ConfigError("this format has no place for an encoder that pools by itself. Take format=onnx")
         return self.pooled.pooling
 
     @property
     def too_long(self) -> str:
-        """Return a text that has more tokens than this side's tower takes, by repeating the sample texts PROBES."""
+        """A text that has more tokens than `length`: the sample texts PROBES, repeated."""
         return " ".join(PROBES * (self.length // 11 + 1))
 
     @torch.no_grad()
     def call(self, texts: list[str], *, unit: bool = False, adds_prefix: bool = False, **hints: Any) -> Call:
         """Embed `texts` by our tower; return a Call, which holds texts and embeddings to compare with the library's.
 
-        texts: without this side's prefix, which is put before each text here. unit: scale embeddings to L2 norm 1.
-        adds_prefix: the library itself adds the prefix, so the Call holds texts without it. hints: further arguments
-        for the function in dyad/export/reload.py that runs the library.
+        texts: without this side's prefix, which is put before each text here; if `paired`, each is its own title, too.
+        unit: scale embeddings to L2 norm 1. adds_prefix: the library itself adds the prefix, so the Call holds texts
+        without it. hints: further arguments for the function in dyad/export/reload.py that runs the library. Puts the
+        tower in eval mode.
         """
         prefixed, pairs = [self.prefix + text for text in texts], texts if self.paired else None
         ours = self.tower.eval()(self.tokenize(prefixed, self.length, pairs))
@@ -71,7 +75,8 @@ class TextSide:
     def save(self, folder: Path, length: int) -> None:
         """Write a text encoder into `folder`: config.json, model.safetensors (adapters merged in) and tokenizer files.
 
-        length: the most tokens of a text, stored with the tokenizer.
+        The projection of the tower is not written. length: the most tokens of a text, stored with the tokenizer; it may
+        be more than that of this side.
         """
         tokenizer: Any = copy.deepcopy(cast(TextTokenizer, self.tokenize).tokenizer)
         tokenizer.model_max_length = length
@@ -81,8 +86,11 @@ class TextSide:
 
 
 def text_sides(model: TextPairModel, config: TrainConfig) -> tuple[TextSide, TextSide]:
-    """Return the question side and the passage side of a model of texts. The prefixes, the lengths and the use of
-    titles come from `config`."""
+    """Return the question side and the passage side of a model of texts.
+
+    The prefixes, the lengths and the use of titles come from `config`. With one encoder, both sides have the same
+    tower.
+    """
     x_tower, y_tower = cast(Tower, model.towers.x_tower), cast(Tower, model.towers.y_tower)
     question, passage = config.data.question, config.data.passage
     return (
@@ -94,8 +102,8 @@ def text_sides(model: TextPairModel, config: TrainConfig) -> tuple[TextSide, Tex
 def encoder_sides(source: ExportSource, name: str) -> tuple[TextSide, TextSide]:
     """Return the question side and the passage side of a model, for an export that transformers' AutoModel loads.
 
-    name: the export format, for messages. Raises ConfigError for a model that is not of texts alone, and for an encoder
-    whose class AutoModel does not create, such as the encoder half of an encoder-decoder model.
+    name: the export format, for messages. Raises ConfigError for a model that is not of texts alone, and if AutoModel
+    does not create the class of the question encoder, such as the encoder half of an encoder-decoder model.
     """
     if not isinstance(source.model, TextPairModel):
         raise ConfigError(f"format={name} takes no task={source.config.task.value}. Take format=onnx or open_clip")

@@ -35,8 +35,9 @@ PROBES = ["a red circle", "Grüße aus Köln", "wheel of dharma, religion, Buddh
 class ExportSource:
     """A trained model to export, with the data that its model card needs.
 
-    name: the name of the run. calibration: scale and bias of the logits at the end of training; None: the export gets
-    the library's initial values. step: finished optimiser steps, None if unknown. results: scores of the evaluations at
+    name: the name of the run. model: as it is used after training, without projection heads (`representation` in
+    train/towers/heads.py). calibration: scale and bias of the logits at the end of training; None: the export gets the
+    library's initial values. step: finished optimiser steps, None if unknown. results: scores of the evaluations at
     that step.
     """
 
@@ -52,9 +53,10 @@ class ExportSource:
 class Call:
     """Inputs for one call of an exported encoder by a library, with our embeddings of the same inputs to compare.
 
-    The inputs are n texts, n pairs of `texts` and `pairs`, or n images, uint8 (n, 3, H, W) with H and W in pixels.
-    ours: our embeddings (n, D), which the library must reproduce. hints: further arguments of the library's function in
-    dyad/export/reload.py.
+    The inputs are n `texts`; n pairs of `texts` and `pairs`; n `images`, uint8 (n, 3, H, W) with H and W in pixels; or
+    `hints` alone, for formats whose inputs are token ids or numbers of items. ours: our embeddings (n, D) on the CPU,
+    which the library must reproduce. hints: further arguments of the library's function in dyad/export/reload.py, as
+    JSON values.
     """
 
     ours: Tensor
@@ -68,10 +70,10 @@ class Call:
 class Library:
     """One export format: how to write it, check it and describe it.
 
-    name: the library that loads it, a key of reload.LIBRARIES. front: metadata for the hub (library_name, pipeline_tag,
-    tags). kind: what the model card calls this sort of model. write: fills a folder; raises ConfigError for a model
-    that the format cannot hold. calls: the inputs that check the written folder. snippet: returns Markdown on how to
-    load the folder.
+    name: the library that loads it, a key of LIBRARIES in reload.py. front: metadata for the hub (library_name,
+    pipeline_tag, tags). kind: what the model card calls this sort of model. write: fills an existing folder; raises
+    ConfigError for a model that the format cannot hold. calls: returns the inputs that check the written folder.
+    snippet: returns Markdown on how to load the folder.
     """
 
     name: str
@@ -83,10 +85,11 @@ class Library:
 
 
 def render(template: str, folder: Path, source: ExportSource, **values: Any) -> str:
-    """Fill in a Jinja template and return the text, Markdown on how to load the export in `folder`.
+    """Fill in a Jinja template; return the text, Markdown on how to load the export in `folder`.
 
-    template: a file name in dyad/export/templates/. source: gives the template its variable `config`. values: further
-    variables. Templates can use the filters `literal` and `repr`, which make Python string literals of texts.
+    template: a file name in dyad/export/templates/. Its variables are `folder` (as text), `config` (that of `source`),
+    and those in `values`; a variable that is not defined raises jinja2.UndefinedError. Its filters `literal` and `repr`
+    make Python string literals of texts, with double quotes and with single ones.
     """
     return TEMPLATES.get_template(template).render(folder=str(folder), config=source.config, **values)
 
@@ -97,13 +100,13 @@ def probe_images(height: int, width: int | None = None) -> Tensor:
     return torch.randint(0, 256, shape, dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
 
 
-def difference(library: Library, folder: Path, source: ExportSource) -> float:
-    """Check an export: return the largest difference between our embeddings and those of the library.
+def compare_embeddings(library: Library, folder: Path, source: ExportSource) -> float:
+    """Load an export in its library, and compare our embeddings with the library's; return the largest difference.
 
-    It is the largest difference of a coordinate, divided by the L2 norm of our embedding. folder: the export, which the
-    library loads in a process of its own. source: the trained model. Raises ConfigError when the library cannot load
-    the folder, HardwareError when that process is killed, AssertionError when the difference exceeds TOLERANCE, which
-    means that the export does not compute the same embeddings as the trained model.
+    A difference is that of a coordinate, divided by the L2 norm of our embedding. library: the format, whose `calls`
+    give the inputs. folder: the export, which the library loads on the CPU in a process of its own. Raises ConfigError
+    when the library cannot load the folder, HardwareError when that process is killed, AssertionError when a difference
+    exceeds TOLERANCE: the export does not compute the embeddings of the trained model.
     """
     calls = list(library.calls(source))
     with TemporaryDirectory() as temporary:
@@ -126,11 +129,12 @@ def difference(library: Library, folder: Path, source: ExportSource) -> float:
 
 
 def in_a_clean_process(library: str, folder: Path, job: Path) -> None:
-    """Run reload.py in a process without network, without model caches and without any module of this project.
+    """Run reload.py in a process without network, GPU, model caches and modules of this project.
 
-    library: the name of the library. folder: the export that the library loads. job: working folder with the input
-    files that the docstring of reload.py names. Raises ConfigError when the library cannot load `folder`, HardwareError
-    when the process is killed.
+    library: a key of LIBRARIES in reload.py. folder: the export that the library loads. job: working folder, with the
+    input files that the docstring of reload.py names; the output, theirs.safetensors, is written there. Raises
+    ConfigError when the process ends with an error, such as that the library cannot load `folder`, HardwareError when
+    it is killed.
     """
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "TRANSFORMERS_"))}
     environment |= dict.fromkeys(("HF_HOME", "TORCH_HOME", "XDG_CACHE_HOME"), str(job))

@@ -90,7 +90,7 @@ def main() -> None:
     print(f"and gave the same embeddings (to {difference:.1g}). Read its model card, {CARD}, before you hand it on.\n")
     print(library.snippet(out, source))
     if command.push:
-        print(f"\nUploaded to {pushed(out, command.push, not command.public, f'{name}, step {trained.step}')}")
+        print(f"\nUploaded to {push_to_hub(out, command.push, not command.public, f'{name}, step {trained.step}')}")
 
 
 def check_repository(name: str) -> None:
@@ -108,7 +108,7 @@ def check_repository(name: str) -> None:
         ) from error
 
 
-def pushed(folder: Path, repository: str, private: bool, message: str) -> str:
+def push_to_hub(folder: Path, repository: str, private: bool, message: str) -> str:
     """Upload the export in `folder` to the Hugging Face Hub and return its URL there.
 
     repository: ORG/NAME; created if it does not exist. private: whether a new repository is private. message: the
@@ -128,7 +128,7 @@ def pushed(folder: Path, repository: str, private: bool, message: str) -> str:
 
 
 def library_of(chosen: ExportFormat) -> "Library":
-    """Return the Library that writes and checks a format.
+    """Return the Library (dyad/export/library.py) that writes and checks the format `chosen`.
 
     Raises ConfigError if a package that the format needs is not installed; its message names the pip extra that
     installs it.
@@ -145,28 +145,30 @@ def library_of(chosen: ExportFormat) -> "Library":
 
 
 def export(library: "Library", source: "ExportSource", out: Path) -> float:
-    """Write the export of a model into the folder `out` and check it by the library that will load it.
+    """Write the export of a model into the folder `out`, and check it by the library that will load it.
 
-    Returns the largest difference between our embeddings and the library's (see `library.difference`). The licence that
-    the model card of an earlier export names stays. Raises ConfigError when the format cannot hold the model, the
-    library cannot load the folder, or `out` exists with files that this export does not write, or with a card that was
-    changed by hand; AssertionError when the embeddings differ. After an error `out` is as it was before.
+    Returns the largest difference between our embeddings and the library's, as `compare_embeddings` in
+    dyad/export/library.py. Beside the files of the library, `out` gets a model card and the file SETTINGS. An earlier
+    export in `out` is replaced; the licence that a person wrote into its card is kept. Raises ConfigError when the
+    format cannot hold the model, the library cannot load the folder, `out` cannot be written, or `out` exists with
+    files that this export does not write, or with a card that was changed by hand; HardwareError when the process of
+    the library is killed; AssertionError when the embeddings differ. After an error `out` is as it was before.
     """
     from dyad.evaluation.load_model import settings
-    from dyad.export.card import CARD, card, digest, licence
-    from dyad.export.library import difference
+    from dyad.export.card import CARD, card, digest, licence_of_earlier_export
+    from dyad.export.library import compare_embeddings
     from dyad.train.towers.libraries.calibration import SETTINGS
 
     out = out.absolute()
     try:
-        chosen = licence(out)
+        chosen = licence_of_earlier_export(out)
         with whole_folder(out, replace=True) as temporary:
             library.write(temporary, source)
             existing = _files(out) if out.is_dir() else {out.name} if out.exists() else set()
             ours = {CARD, SETTINGS} if SETTINGS in existing else set()
             if foreign := existing - _files(temporary) - ours:
                 raise ConfigError(f"out={out} exists and holds '{min(foreign)}': choose another folder, or remove it")
-            distance = difference(library, temporary, source)
+            distance = compare_embeddings(library, temporary, source)
             text = card(library, source, distance, chosen)
             (temporary / CARD).write_text(text, encoding="utf-8")
             write_json(temporary / SETTINGS, settings(source.config, source.calibration) | {"card": digest(text)})
@@ -176,11 +178,12 @@ def export(library: "Library", source: "ExportSource", out: Path) -> float:
 
 
 def chosen_format(asked: ExportFormat | None, config: "TrainConfig", model: "TwoTowerModel") -> ExportFormat:
-    """Return the export format of a model: `asked` (format=…), or the default of the model if it is None.
+    """Return the export format of a model: `asked` (format=…), or the default of the model if `asked` is None.
 
     The default is causal_lm for a language model, torch for a model of sequences, sentence_transformers for questions
     and passages, open_clip or transformers if both towers come from one model of that library, else onnx. Raises
-    ConfigError if the task of the model has one format only, and `asked` is another.
+    ConfigError if the task of the model has one format only, and `asked` is another. Whether another format can hold
+    the model is checked when it is written.
     """
     from dyad.train.towers.libraries.published import of_one_model
     from dyad.train.towers.models import TextPairModel

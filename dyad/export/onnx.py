@@ -42,6 +42,7 @@ ODD = ["salt &amp; pepper, &lt;b&gt;", "ﬁre １２ ｶﾞ \ufeff\x07", "ΛΟΓ
 class TowerGraph:
     """One tower of the exported model, and the ONNX file of its graph.
 
+    name: what the tower embeds: question, passage, image or text. file: the name of the ONNX file in the export.
     example: two input rows, to trace the tower. dynamic: input axis → torch.export.Dim of variable length. texts: how
     texts are prepared for a text tower; None for images.
     """
@@ -57,8 +58,9 @@ class TowerGraph:
 class InferenceTower(nn.Module):
     """A tower without the parts that only training needs: feature cache, adapters, grouping of rows by length.
 
-    unit: whether embeddings are scaled to L2 norm 1. fills: the token id that stands for padding in the input; None: no
-    id does.
+    It shares its weights with `tower`, unless that has adapters, which are merged into a copy. It switches off gradient
+    checkpointing of the trunk that it uses. unit: whether embeddings are scaled to L2 norm 1. fills: the token id that
+    stands for padding in the input; None: no id does.
     """
 
     def __init__(self, tower: Tower, unit: bool, fills: int | None) -> None:
@@ -81,14 +83,16 @@ class InferenceTower(nn.Module):
 
 
 def with_padding(tokens: Tensor, fills: int | None) -> Tensor:
-    """Return the token ids `tokens`, int64 (n, L), with PADDING in place of the id `fills`, if `fills` is not None."""
+    """Return `tokens`, int64 (n, L), with PADDING (−1) in place of the id `fills`; unchanged if `fills` is None."""
     return tokens if fills is None else torch.where(tokens == fills, PADDING, tokens)
 
 
 def write(folder: Path, source: ExportSource) -> None:
-    """Write the graphs, tokenizer.json and config.json into `folder`.
+    """Write the graphs, tokenizer.json (for texts) and config.json into `folder`.
 
-    Raises ConfigError if the model's tokenizer cannot be written as tokenizer.json with the same token ids.
+    Towers that are one encoder get one graph. Weights above ONE_FILE bytes get a file beside their graph. Raises
+    ConfigError if the model's tokenizer cannot be written as tokenizer.json with the same token ids. Sets the level of
+    the logger onnxscript to ERROR.
     """
     graphs = _graphs(source)
     for side in (graph.texts for graph in graphs if graph.texts):
@@ -138,10 +142,10 @@ def calls(source: ExportSource) -> Iterator[Call]:
 
 
 def _graphs(source: ExportSource) -> list[TowerGraph]:
-    """Return a TowerGraph (a tower and its ONNX file) for each tower of the model: two, or one if the model embeds
-    images only.
+    """Return a TowerGraph (a tower and its ONNX file) for each tower of the model, that of side x first.
 
-    If questions and passages share one encoder, both graphs name the same file.
+    A model that embeds images only has one. If questions and passages share one encoder, both graphs name the same
+    file.
     """
     model, batch = source.model, torch.export.Dim("batch")
     if isinstance(model, TextPairModel):

@@ -24,7 +24,9 @@ OWN_SCALE = math.log(1 / 0.07)  # open_clip's initial logit_scale
 def write(folder: Path, source: ExportSource) -> None:
     """Write weights (safetensors and .pt), configuration and tokenizer files into `folder`.
 
-    Raises ConfigError unless both towers are one open_clip model.
+    The configuration is written twice: as <run>.json, for a model name of open_clip, and as open_clip_config.json, for
+    local-dir:. Tokenizer files are written only if the tokenizer is of transformers. Raises ConfigError unless both
+    towers are one open_clip model.
     """
     model, config = _checked(source)
     image, known = model.image, source.calibration or Calibration("", OWN_SCALE)
@@ -46,7 +48,10 @@ def write(folder: Path, source: ExportSource) -> None:
 
 
 def calls(source: ExportSource) -> list[Call]:
-    """Return the inputs for the check of the export, with our embeddings of them: noise images, then sample texts."""
+    """Return two Calls for the check of the export, with our embeddings: noise images, then sample texts.
+
+    Raises ConfigError as `write`.
+    """
     model, _ = _checked(source)
     towers, images = model.towers.eval(), probe_images(model.image.size)
     with torch.no_grad():
@@ -76,7 +81,7 @@ LIBRARY = Library("open_clip", FRONT, "CLIP model", write, calls, snippet)
 
 
 def open_clip_state_dict(model: ImageTextModel) -> dict[str, Tensor]:
-    """Return the weights of both towers under the parameter names of open_clip's model class.
+    """Return the weights of both towers under the parameter names of open_clip's model class, adapters merged in.
 
     Both towers of `model` must come from one open_clip model. Most configurations create the class CLIP, whose text
     weights have no "text." before their names; others create CustomTextCLIP, whose text weights have it.

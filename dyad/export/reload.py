@@ -25,7 +25,10 @@ NEW_NETWORK = 0x40000000  # CLONE_NEWNET of sched.h
 
 
 def main(library: str, folder: str, job: Path) -> None:
-    """Load `folder` with `library`, embed the inputs in the folder `job`, and save the embeddings there."""
+    """Load `folder` with `library`, embed the inputs in the folder `job`, and save the embeddings there.
+
+    library: a key of LIBRARIES. The files in `job` are those of the module's docstring.
+    """
     calls = json.loads((job / CALLS).read_text())
     given = load_file(job / GIVEN)
     for i, call in enumerate(calls):
@@ -119,7 +122,11 @@ def _transformers(folder: str, calls: list[dict[str, Any]]) -> Answers:
 
 
 def _two_towers(folder: str, calls: list[dict[str, Any]]) -> Answers:
-    """Load a CLIP or SigLIP by transformers; yield (i, embeddings) for entry number i of `calls`, images or texts."""
+    """Load a CLIP or SigLIP by transformers; yield (i, embeddings) for entry number i of `calls`.
+
+    An entry holds texts and "length", the number of tokens to which they are padded; or images and "options", arguments
+    of get_image_features. i is yielded as text.
+    """
     import torch
     import transformers
 
@@ -160,9 +167,10 @@ def _onnxruntime(folder: str, calls: list[dict[str, Any]]) -> Answers:
 
 
 def _torch(folder: str, calls: list[dict[str, Any]]) -> Answers:
-    """Build the context network of a model of sequences by torch; yield (i, the context) of entry number i of `calls`.
+    """Compute contexts by torch alone from the export of a model of sequences; yield (i, the context) for call i.
 
-    An entry holds a history, as numbers of items. i is yielded as text.
+    It builds the context network from the weights and the shape in sequence.json. An entry of `calls` holds a history,
+    as numbers of items; its context is float32 (1, D). i is yielded as text.
     """
     import torch
     from safetensors.torch import load_file as load

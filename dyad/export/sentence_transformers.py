@@ -25,8 +25,9 @@ POOLINGS: dict[Pooling, PoolingMode] = {Pooling.cls: "cls", Pooling.mean: "mean"
 def write(folder: Path, source: ExportSource) -> None:
     """Write the trained encoder into `folder` by sentence-transformers' own code.
 
-    Raises ConfigError for a model that is not of texts alone or has two encoders, and for an encoder that pools by
-    itself or whose class AutoModel does not create.
+    The prefixes of questions and passages become the prompts "query" and "document", beside the prompts of the
+    SentenceTransformer from which training began. Raises ConfigError for a model that is not of texts alone or has two
+    encoders, and for an encoder that pools by itself or whose class AutoModel does not create.
     """
     question, passage = encoder_sides(source, "sentence_transformers")
     if question.tower is not passage.tower:
@@ -64,7 +65,7 @@ def calls(source: ExportSource) -> Iterator[Call]:
     """Yield four Calls for the check of the export, with our embeddings of their texts.
 
     Two have texts as questions, then two have texts as passages: first the sample texts PROBES, then one text that is
-    longer than the encoder takes.
+    longer than the encoder takes. Raises ConfigError as `encoder_sides`.
     """
     unit = source.config.objective.similarity is Similarity.cosine
     for side, prompt in zip(encoder_sides(source, "sentence_transformers"), ("query", "document"), strict=True):

@@ -67,10 +67,11 @@ def to_tokenizers(model: TwoTowerModel) -> Tokenizer:
 
 
 def padding_id(model: TwoTowerModel) -> int | None:
-    """Return the token id that stands for padding in the input of a graph; None for a tokenizer without attention mask.
+    """Return the token id that stands for padding in the input of a graph; None if no id does.
 
-    It is the id of the padding token. If the padding token is also another special token, such as the end token in
-    CLIP, it is the size of the vocabulary, an id that no token has.
+    Tokenizers without an attention mask, such as open_clip's own, have none. It is the id of the padding token. If the
+    padding token is also another special token, such as the end token in CLIP, it is the size of the vocabulary, an id
+    that no token has.
     """
     own: Any = model.tokenize
     if not isinstance(own, TextTokenizer | FixedLengthTokenizer):
@@ -83,15 +84,17 @@ def padding_id(model: TwoTowerModel) -> int | None:
 
 
 def takes_any_length(tower: nn.Module) -> bool:
-    """Return whether a text tower takes rows of any number of tokens; False if it takes only its context length."""
+    """Return whether a text tower takes rows of any number of tokens, at most its context length.
+
+    Only towers of transformers encoders may (`Pooled`); False for one that takes rows of its context length alone.
+    """
     return isinstance(tower, Tower) and isinstance(tower.trunk, Pooled) and not tower.trunk.one_length
 
 
 def _clip(own: Any) -> Tokenizer:
-    """Convert open_clip's SimpleTokenizer, `own`, to the tokenizers library.
+    """Convert open_clip's SimpleTokenizer, `own`, to the tokenizers library; the padding id is not set here.
 
-    The result cleans texts, splits words, encodes them by byte pairs, and adds start and end token; the padding id is
-    0.
+    The result cleans texts, splits words, encodes them by byte pairs, and adds start and end token.
     """
     start, end = (own.decoder[i] for i in own.all_special_ids[:2])
     converted = Tokenizer(

@@ -20,8 +20,9 @@ from dyad.train.towers.models import ImageTextModel
 def write(folder: Path, source: ExportSource) -> None:
     """Write weights, configuration, tokenizer and image processor into `folder`.
 
-    Raises ConfigError unless both towers are those of one CLIP or SigLIP of transformers, and for data.resize=longest,
-    because image processors do not pad.
+    Their classes are those of the CLIP or SigLIP from which the towers come. Adapters are merged in. Raises ConfigError
+    unless both towers are those of one CLIP or SigLIP of transformers, and for data.resize=longest, because image
+    processors do not pad.
     """
     model, name = _checked(source)
     whole = load_model(f"model.name={name}", name, pretrained=False).model
@@ -41,8 +42,11 @@ def write(folder: Path, source: ExportSource) -> None:
 
 
 def _processor(image: ImageSpec) -> CLIPImageProcessor:
-    """Return the image processor of transformers that prepares images as `image` describes. CLIP's class is used for
-    every model, because it can do both: resize the shorter side and crop, and resize both sides."""
+    """Return the image processor of transformers that prepares images as `image` describes.
+
+    CLIP's class is used for every model, because it can do both: resize the shorter side and crop, and resize both
+    sides.
+    """
     edge, numbers = image.resized or image.size, {name: number for number, name in INTERPOLATIONS.items()}
     shortest = image.resize == ResizeMode.shortest
     return CLIPImageProcessor(
@@ -56,8 +60,10 @@ def _processor(image: ImageSpec) -> CLIPImageProcessor:
 
 
 def calls(source: ExportSource) -> list[Call]:
-    """Return the inputs for the check of the export, with our embeddings of them: wide noise images, which the image
-    processor resizes, then sample texts."""
+    """Return two Calls for the check of the export, with our embeddings: wide noise images, then sample texts.
+
+    The image processor of the export resizes the images. Raises ConfigError as `write`.
+    """
     model, _ = _checked(source)
     towers, images = model.towers.eval(), probe_images(2 * model.image.size, 6 * model.image.size)
     tokens, options = model.tokenize(PROBES), cast(Any, towers.x_tower).trunk.options
@@ -78,7 +84,7 @@ def snippet(folder: Path, source: ExportSource) -> str:
 
 
 def _checked(source: ExportSource) -> tuple[ImageTextModel, str]:
-    """Return the model and the name of the CLIP or SigLIP that its towers come from.
+    """Return the model, and the name or folder of the CLIP or SigLIP that its towers come from.
 
     Raises ConfigError for other models, and for data.resize=longest, because image processors do not pad.
     """

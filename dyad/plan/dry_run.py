@@ -15,7 +15,7 @@ from dyad.data.loading.loader import build_loader
 from dyad.data.loading.order import Order
 from dyad.plan.objective import first_step
 from dyad.run.class_names import resolve_classes
-from dyad.run.components import batch_norms, build_components
+from dyad.run.components import build_components, describe_batch_norms
 from dyad.train.config import Precision, TrainConfig
 from dyad.train.distributed.world import World
 
@@ -38,7 +38,7 @@ def dry_run(config: TrainConfig) -> Iterator[str]:
     towers, objective, data = components.model.towers, components.step.objective, components.data
     if not isinstance(data.order, Order) or isinstance(data.dataset, Stream) or config.also:
         raise ConfigError("plan.dry_run: takes a single loss (no also.NAME), and data with an index")
-    batch_norms(config, towers, size)
+    describe_batch_norms(config, towers, size)
     how: dict[str, Any] = {"rank": 0, "world_size": size, "first_step": 0, "last_step": 1, "workers": 0}
     batch = next(build_loader(data.dataset, data.order, drawn=data.drawn, **how))
     if isinstance(data.dataset, Labelled) and batch.positives is not None:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from dyad.data.batch import Batch, Extra, ExtraX
 from dyad.plan.measure import COLLECTIVES, Measured, only_rank_0
-from dyad.run.components import pairs_of_ranks, run_options
+from dyad.run.components import objective_options, pairs_of_ranks
 from dyad.train.config import Precision, TrainConfig
 from dyad.train.distributed.world import World
 from dyad.train.losses import build_objective
@@ -89,7 +89,7 @@ def planned_objective(config: TrainConfig, samples: int) -> Objective:
     the small embeddings of a plan cannot have. samples: number of training samples, for options of the objective that
     ask for it and are unset."""
     steps = config.steps or 1  # the schedule of γ depends on the number of steps, but no cost does
-    options = run_options(config, steps, num_samples=samples, samples_per_epoch=samples)
+    options = objective_options(config, steps, num_samples=samples, samples_per_epoch=samples)
     options.pop("matryoshka", None)
     return build_objective(**options)
 

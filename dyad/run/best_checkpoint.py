@@ -25,14 +25,18 @@ from dyad.train.run_folder.folder import BEST_SUFFIX, folder_of
 
 @dataclass
 class BestCheckpoint:
-    """The best checkpoint of a run so far. Rank 0 alone keeps it up to date, and tells the other ranks whether a new
-    one is better.
+    """The best checkpoint of a run so far, and when the run ends early because no better one came.
 
-    metric: its name in metrics.jsonl; None: evaluations are not compared, and the best of an earlier start is kept.
-    higher: whether a higher value is better. folder: the run folder. wait: waits for a checkpoint that is being
-    written. log: called with a line for each new best. found: the best and the one before it, which is the best again
-    if the checkpoint of the best cannot be written. patience: checkpoint.patience. later: the steps of the evaluations
-    since the best, or since the start if there is none, the same on all ranks.
+    A call after each evaluation compares its results. Rank 0 compares, and tells the other ranks whether they are
+    better.
+
+    metric: the name in metrics.jsonl of the metric to compare; None: evaluations are not compared, and the best of an
+    earlier start is kept. higher: whether a higher value is better. folder: the run folder. wait: returns when no
+    checkpoint is being written any more. log: called with a line for each new best. found: the best, then the best
+    before it; kept up to date on rank 0 only. The second takes the place of the first if the checkpoint of the first
+    cannot be written. patience: how many evaluations in a row may be not better before the run ends
+    (checkpoint.patience); None: any number. later: the steps of the evaluations since the best, or since the start if
+    there is none; the same on all ranks.
     """
 
     metric: str | None
@@ -48,8 +52,9 @@ class BestCheckpoint:
     def __call__(self, step: int, results: Mapping[str, float]) -> bool:
         """Compare the evaluation after `step` steps with the best so far; return whether it is better.
 
-        If it is, it is put into `found` on rank 0, and logged. A value that is not finite is never better. results:
-        metric → value. Every rank must call it. Raises ConfigError, on all ranks, if `results` lack the metric.
+        Every rank must call it. results: metric → value. If the evaluation is better, it is put into `found` on rank 0,
+        and logged. A value that is not finite is never better. If the attribute `metric` is None, nothing is compared,
+        and the result is False. Raises ConfigError, on all ranks, if `results` lack the metric.
         """
         if (metric := self.metric) is None:
             return False
@@ -58,18 +63,26 @@ class BestCheckpoint:
         return is_better
 
     def may_end(self, step: int) -> bool:
-        """Return whether the run ends with the evaluation after `step` steps if it is not better. The same on all
-        ranks."""
+        """Return whether the run would end with the evaluation after `step` steps if that is not better.
+
+        Call it before this evaluation is compared. The result is the same on all ranks; False without patience.
+        """
         return self.patience is not None and len(self.later) + 1 >= self.patience
 
-    def ends(self, step: int) -> bool:
-        """Return whether the run ends after `step` steps: their evaluation is the last that checkpoint.patience allows.
-        The same on all ranks."""
+    def patience_is_used_up(self, step: int) -> bool:
+        """Return whether the evaluation after `step` steps was the last that checkpoint.patience allows: the run ends.
+
+        Call it after the call that compared this evaluation; for a step without an evaluation the result is False. The
+        result is the same on all ranks; False without patience.
+        """
         return self.patience is not None and len(self.later) >= self.patience and self.later[-1] == step
 
     def known(self, step: int) -> Best | None:
-        """Return the best evaluation that the checkpoint of `step` records: one at `step` itself, or the newest best
-        whose checkpoint is on the disk; None if there is none. On ranks other than 0 it may be an older best."""
+        """Return the best evaluation that the checkpoint of `step` is to record; None if there is none.
+
+        It is the newest best whose checkpoint is on the disk, or the one at `step` itself, whose checkpoint is written
+        next. On ranks other than 0 it may be an older best.
+        """
         return next((b for b in self.found if b["step"] == step or folder_of(self.folder, b["step"]).is_dir()), None)
 
     def describe(self, step: int) -> list[str]:
@@ -79,12 +92,13 @@ class BestCheckpoint:
         return [f"best: step {best['step']}, {best['metric']} {best['value']:.4f}: {named}"] if best else []
 
     def describe_end(self, step: int) -> str:
-        """Return a line for the log that says why the run ended early, after `step` steps."""
+        """Return a line for the log that says why checkpoint.patience ended the run after `step` steps."""
         best, count = self.known(step), f"{len(self.later)} evaluation{'s' * (len(self.later) != 1)}"
         was = f"best at step {best['step']} ({best['value']:.4f}), {count} ago" if best else f"not finite in {count}"
         return f"stopped early at step {step}: {self.metric} was {was} (checkpoint.patience={self.patience})"
 
     def _is_better(self, metric: str, step: int, results: Mapping[str, float]) -> bool:
+        """Compare an evaluation with the best, as `__call__` says, and update `found`. Rank 0 alone calls it."""
         if metric not in results:
             raise ConfigError(f"checkpoint.best={metric}: not in this evaluation. Choices: {', '.join(results)}")
         self.wait()
@@ -101,7 +115,8 @@ class BestCheckpoint:
 def evaluations_since(folder: Path, metric: str, found: Sequence[Best]) -> tuple[int, ...]:
     """Return the steps of the evaluations with `metric` in metrics.jsonl that are later than the best, found[0].
 
-    Without a best, all of them are returned; if the best is one of another metric, none. folder: the run folder.
+    folder: the run folder. Without a best, all of them are returned; if the best is one of another metric, none. Raises
+    OSError if metrics.jsonl cannot be read; if the file is missing, the result is ().
     """
     path = folder / "metrics.jsonl"
     if not path.exists() or (found and found[0]["metric"] != metric):
@@ -111,14 +126,21 @@ def evaluations_since(folder: Path, metric: str, found: Sequence[Best]) -> tuple
     return tuple(dict.fromkeys(r["step"] for r in records if metric in r and r["step"] > after))
 
 
-def choices(evaluators: Iterable[Evaluator]) -> dict[str, bool]:
-    """Return metric → whether a higher value is better, for the metrics that checkpoint.best can name."""
+def rankable_metrics(evaluators: Iterable[Evaluator]) -> dict[str, bool]:
+    """Return metric → whether a higher value is better, for the metrics that checkpoint.best can name.
+
+    A metric has its name in metrics.jsonl, such as val/image_to_text_R@1. Metrics of which their evaluator does not say
+    what is better (`Evaluator.higher_is_better`) are left out.
+    """
     return {f"{e.name}/{metric}": higher for e in evaluators for metric, higher in e.higher_is_better().items()}
 
 
 def refuse_unknown_metric(metric: str | None, evaluators: Iterable[Evaluator]) -> None:
-    """Raise ConfigError if `metric`, the value of checkpoint.best, is not one of the metrics that `choices` returns."""
-    known = choices(evaluators)
+    """Raise ConfigError if `metric` is not one of the metrics that `rankable_metrics` returns.
+
+    metric: the value of checkpoint.best; for None nothing is checked.
+    """
+    known = rankable_metrics(evaluators)
     if metric is not None and metric not in known:
         listed = ", ".join(known) or "none, as no evaluator says by higher_is_better what is better"
         hint = nearest(metric, known)

@@ -1,5 +1,4 @@
-"""Values that a run takes from the weights that it starts from: temperature and bias of its loss, with lines for the
-log."""
+"""Take temperature and bias of the loss from the weights that a run starts from; describe the inputs of its towers."""
 
 from collections.abc import Iterator
 
@@ -11,11 +10,12 @@ from dyad.train.towers.models import ImageModel, ImageTextModel, TwoTowerModel
 
 
 def calibrate(config: TrainConfig, objective: Objective, known: Calibration | None) -> list[str]:
-    """Set the objective's temperature and bias to those of the initial weights, as far as config.from_weights lists
-    them.
+    """Set the objective's temperature and bias to those of the initial weights; return at most one line for the log.
 
-    known: the temperature and bias of the weights; None if unknown. Nothing is set if these belong to another
-    similarity than the objective's. Returns lines for the log, at most one.
+    Every rank must call it, before the first step. known: the temperature and bias with which the weights were trained;
+    None if unknown. Only those of "temperature" and "init_bias" that config.from_weights lists are set. Nothing is set
+    if `known` belongs to another similarity than the objective's, or if the objective has no temperature; the line says
+    so. Without `known` or from_weights, [] is returned.
     """
     if known is None or not config.from_weights:
         return []
@@ -30,8 +30,11 @@ def calibrate(config: TrainConfig, objective: Objective, known: Calibration | No
 
 
 def describe_inputs(config: TrainConfig, model: TwoTowerModel) -> Iterator[str]:
-    """Yield at most one line for the log on the inputs of the towers: image size, normalisation, length of texts,
-    activation. Nothing is yielded unless the image tower is one of another library, such as open_clip or timm."""
+    """Yield at most one line for the log on the inputs of the towers, such as the size of images.
+
+    It has image size, resizing and normalisation, the most tokens of a text, and which activation is used. Nothing is
+    yielded unless the image tower is of another library (open_clip, timm, transformers).
+    """
     own = config.model
     if not isinstance(model, ImageModel) or own.image.kind not in {*ImageTower} - {ImageTower.cnn}:
         return

@@ -39,15 +39,16 @@ def check_sweep(arguments: Sequence[str], configs: Sequence[TrainConfig]) -> Non
     """Check all runs of a python -m train command line before the first run begins.
 
     arguments: the texts of the command line, such as "steps=10"; configs: one configuration per run. Raises ConfigError
-    if `check` refuses a configuration, if a key of the command line is read by no run, if a batch is larger than the
-    data, or if two runs have the same run folder.
+    if `check_config` refuses a configuration, if no run reads a key of the command line, if an epoch of a run or of an
+    auxiliary loss has fewer samples than a batch (as far as `_check_batch` counts them), or if two runs have the same
+    run folder.
     """
     from dyad.train.cli.also import auxiliary_configs
     from dyad.train.cli.unread_keys import refuse_unread
     from dyad.train.run_folder.folder import run_folder
 
     for config in configs:
-        check(config)
+        check_config(config)
     refuse_unread(arguments, configs)
     for config in configs:
         for own in () if config.planned else (config, *auxiliary_configs(config).values()):
@@ -57,11 +58,12 @@ def check_sweep(arguments: Sequence[str], configs: Sequence[TrainConfig]) -> Non
         raise ConfigError(f"-m: {folders.count(shared)} runs would share {shared}. Leave run.name out, or vary it too")
 
 
-def check(config: TrainConfig) -> None:
-    """Raise ConfigError for every mistake in a configuration that can be found before torch and the data are loaded.
+def check_config(config: TrainConfig) -> None:
+    """Raise ConfigError for every mistake in a configuration that can be found before model and data are loaded.
 
-    Of a plan (keys plan.*) without plan.dry_run, only the values are checked, and task=sequence is refused. Raises too
-    if the run folder has a run of another configuration (see `check_run`).
+    Of data.train and data.val, the first samples are read to recognise their kind. Also raises if the run folder has a
+    run of another configuration (see `check_run` in train/run_folder/folder.py). Of a plan (keys plan.*) without
+    plan.dry_run, only the values are checked, and task=sequence is refused.
     """
     from dyad.train.cli.also import auxiliary_configs, refuse_keys_of_shared_towers
     from dyad.train.config import Task
@@ -90,8 +92,10 @@ def check(config: TrainConfig) -> None:
 
 
 def _check_loss(config: TrainConfig) -> None:
-    """Raise ConfigError for invalid values, training data or evaluations of a run, or of one of its auxiliary
-    losses."""
+    """Raise ConfigError for invalid values, training data or evaluations of a run, or of an auxiliary loss.
+
+    The number of ranks is that of plan.dry_run, or of the environment variable WORLD_SIZE, or 1.
+    """
     from dyad.evaluation.suite import check_suite
     from dyad.train.config_rules import validate
 
@@ -102,8 +106,12 @@ def _check_loss(config: TrainConfig) -> None:
 
 
 def training_files(config: TrainConfig) -> list[str]:
-    """Return the paths or URLs of the files that data.train names; tables are not converted. Raises ConfigError for a
-    value that names no usable files."""
+    """Return the paths or URLs of the files that data.train names, in their order.
+
+    A table is named by its own path, not by the shard that it will be converted to. A BEIR or MS MARCO folder is named
+    by its file of judgements, or of passages if texts are trained on alone. Raises ConfigError for a value that names
+    no usable files.
+    """
     from dyad.data.question_passage.questions import named_files
     from dyad.data.sequence.files import sequence_files
     from dyad.data.shards.sources import parse_sources
@@ -125,7 +133,7 @@ def training_files(config: TrainConfig) -> list[str]:
 
 
 def _check_batch(config: TrainConfig) -> None:
-    """Raise ConfigError if an epoch has fewer samples than a batch.
+    """Raise ConfigError if an epoch has fewer samples than a batch, or takes no sample of a source.
 
     Nothing is checked if counting the samples would take long, for streams, data.rare and task=sequence, and in the
     processes of a job of several ranks.
@@ -154,7 +162,8 @@ def _check_batch(config: TrainConfig) -> None:
 def _task_rules(config: TrainConfig) -> Iterator[str]:
     """Yield a message if data.train or data.val holds data of another task: images in place of texts, or the reverse.
 
-    The message on data.train has the command to type. Remote data, and data with unknown fields, are not checked.
+    Only the first source of each is looked at. Remote data, data with unknown fields and task=sequence are not checked.
+    The message on data.train has the command to type.
     """
     from dyad.data.cli.inputs import InputKind, recognised
     from dyad.data.cli.outputs import command
@@ -186,8 +195,8 @@ def _task_rules(config: TrainConfig) -> Iterator[str]:
 def _path_rules(config: TrainConfig) -> Iterator[str]:
     """Yield a message for each path in resume, init_from and the files of data.negatives that does not exist.
 
-    Not checked are resume=auto and resume=never, which are no paths, a path in resume for which resume_mode returns
-    "auto", and a file of data.negatives that is a URL.
+    Not checked are resume=auto and resume=never, which are no paths; the path of the checkpoint at which the run in the
+    run folder began, if it has gone on since (`resume_mode`); and a file of data.negatives that is a URL.
     """
     from dyad.train.run_folder.folder import resume_mode, without_best
 

@@ -26,16 +26,21 @@ from dyad.train.towers.models import TwoTowerModel
 
 @dataclass(frozen=True)
 class LabelledSamples:
-    """Samples with a class. shards: the shards that hold them. rows: the rows of texts; None for images. field: the
-    field that holds the class (data.label)."""
+    """Samples with a class.
+
+    shards: the shards that hold them. rows: the rows of texts; None for images. field: the field that holds the class
+    (data.label).
+    """
 
     shards: Shards
     rows: Rows | None
     field: str
 
     def label(self, i: int) -> str | None:
-        """Return the class of sample i; None for a sample without a class, which the loader replaces by another
-        sample."""
+        """Return the class of sample i; None if it has none that can be read.
+
+        The loader replaces such a sample by another one.
+        """
         with suppress(SampleError):
             if self.rows:
                 return self.rows.read(i, partial(label_of, name=self.field), SampleError)
@@ -43,8 +48,11 @@ class LabelledSamples:
 
 
 def open_labelled(value: Any, config: TrainConfig) -> LabelledSamples:
-    """Open samples with a class. value: shards, tables or files of texts, as data.train. Raises the errors of
-    `open_shards`."""
+    """Open samples with a class: images or texts, as config.task and data.items say.
+
+    value: shards, tables or files of texts, in the syntax of data.train. Tables are converted to shards in the cache,
+    and missing indexes are written. Raises ConfigError for a value that cannot work, DataError for damaged files.
+    """
     if not config.has_images:
         rows = open_texts(value, config.data)
         return LabelledSamples(rows.shards, rows, config.data.label)
@@ -55,23 +63,26 @@ def open_labelled(value: Any, config: TrainConfig) -> LabelledSamples:
 def resolve_classes(config: TrainConfig, world: World) -> TrainConfig:
     """Return `config` with the keys under `run` filled in that the model is built from.
 
-    For task=labelled: run.classes, the names of the classes, and run.prompts, a prompt for each. With data.rare, this
-    is the only class. Otherwise the classes are those of data.classes, a list or a task file, whose first prompt of
-    each class is taken; without data.classes, all labels of the training data, sorted. For task=sequence: run.inputs,
-    the number of item ids, or of features of a frame. For other tasks `config` is returned unchanged. Every rank must
-    call it. Raises ConfigError, on all ranks, if there are fewer than two classes, no sample is of class data.rare, or
-    the task file does not exist.
+    For task=labelled these are run.classes, the names of the classes, and run.prompts, a prompt for each. The classes
+    are those of data.classes: a list, or a task file, of which the first prompt of each class is taken. Without
+    data.classes they are all labels of the training data, sorted. With data.rare they are that class alone. Unless a
+    task file has prompts, a prompt is the name put into data.template. For task=sequence the key is run.inputs, the
+    number of item ids, or of features of a frame. For other tasks `config` is returned unchanged.
+
+    Every rank must call it. Rank 0 reads the data, and raises ConfigError or DataError on all ranks: if the task file
+    does not exist or is damaged, if there are fewer than two classes, if no sample is of class data.rare, or for data
+    that cannot be read.
     """
     if config.task is Task.sequence:
         return replace(config, run=replace(config.run, inputs=from_rank_0(world, lambda: input_size(config.data))))
     if config.task is not Task.labelled:
         return config
-    found = from_rank_0(world, lambda: _found(config))
+    found = from_rank_0(world, lambda: _prompts_of_classes(config))
     return replace(config, run=replace(config.run, classes=[*found], prompts=[*found.values()]))
 
 
-def _found(config: TrainConfig) -> dict[str, str]:
-    """Return class name → prompt, for the classes of task=labelled. Raises ConfigError as `resolve_classes` does."""
+def _prompts_of_classes(config: TrainConfig) -> dict[str, str]:
+    """Return class name → prompt, for task=labelled. Raises ConfigError as `resolve_classes` does."""
     data, rare = config.data, config.data.rare
     if rare is None and isinstance(data.classes, str):
         if not (path := Path(data.classes).expanduser()).is_file():
@@ -92,10 +103,10 @@ def _found(config: TrainConfig) -> dict[str, str]:
 
 
 def class_inputs(config: TrainConfig, model: TwoTowerModel) -> tuple[list[str], Any]:
-    """Return (a text for each class, the function that converts texts to inputs of the y tower).
+    """Return (a text for each class, the function that converts such texts to inputs of the y tower).
 
-    The texts are run.prompts, and the inputs their tokens. If the vectors of classes are learnt (model.classes=learnt),
-    the texts are run.classes, the names, and the inputs are the indices of the classes.
+    The texts are run.prompts, which become token ids, int64 (C, L). If the vectors of classes are learnt
+    (model.classes=learnt), they are run.classes, the names, which become the numbers of the classes, int64 (C,).
     """
     if config.model.classes is Classes.learnt:
         return config.run.classes or [], ClassNumbers(config.run.classes or [])

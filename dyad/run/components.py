@@ -18,8 +18,8 @@ from dyad.evaluation.suite import build_evaluators
 from dyad.run.best_checkpoint import refuse_unknown_metric
 from dyad.run.calibrate import calibrate
 from dyad.run.class_names import resolve_classes
-from dyad.run.item_weights import notes_on_weights
-from dyad.run.objective_trial import try_on_one_rank
+from dyad.run.item_weights import check_item_weights
+from dyad.run.objective_trial import compare_with_one_rank
 from dyad.train.cli.also import auxiliary_configs
 from dyad.train.config import LISTED, BatchNorm, Task, TrainConfig
 from dyad.train.distributed.agreement import node_first, raise_on_all, rank_0_first
@@ -41,14 +41,15 @@ from dyad.train.towers.models import SequenceModel, TwoTowerModel
 from dyad.train.towers.sequence import SequenceTower
 from dyad.train.towers.tower import Tower, TwoTower
 from dyad.train.towers.trial import on_meta
-from dyad.training_data import TrainingData, build_data, with_auxiliary_data, with_weights
+from dyad.training_data import TrainingData, build_data, with_auxiliary_data, with_item_numbers
 
 
 @dataclass(frozen=True)
 class LossComponents:
     """The components of one loss: the main loss of a run, or an auxiliary one (also.NAME).
 
-    notes: lines for the log on what the loss takes from the initial weights.
+    config: that of the loss, which differs from the run's for an auxiliary loss. notes: lines for the log on what the
+    loss takes from the initial weights, and on its data.
     """
 
     config: TrainConfig
@@ -63,11 +64,12 @@ class LossComponents:
 class Components:
     """The components of a training run.
 
-    modules: everything with weights, by its name prefix in checkpoints. sample_state: per-sample state of the
-    objective, None if it has none. step: the object that takes an optimiser step. total_steps: number of steps of the
-    run. unsharded: the towers with weights of whole shape; if towers are sharded, a copy on the meta device. auxiliary:
-    name of an auxiliary loss → its components; `data` and `evaluators` include theirs. notes: lines for the log on what
-    the losses take from the initial weights.
+    modules: everything with weights, by its name prefix in checkpoints. sample_state: per-sample state of the main
+    objective, None if it has none. step: takes an optimiser step. total_steps: number of steps of the run. unsharded:
+    the towers with weights of whole shape; if towers are sharded, a copy on the meta device. auxiliary: name of an
+    auxiliary loss → its components. data: those of the main loss, with a fingerprint and a manifest that cover all
+    losses. evaluators: those of all losses. notes: lines for the log on what the losses take from the initial weights,
+    and on their data.
     """
 
     model: TwoTowerModel
@@ -85,7 +87,10 @@ class Components:
 def build_components(config: TrainConfig, world: World) -> Components:
     """Build the components of a new run, with equal weights on every rank. Every rank must call it.
 
-    Raises ConfigError or DataError, on all ranks, for options or data that cannot be used.
+    Seeds torch's global generator with config.seed. Downloads published weights, and writes indexes of data, that the
+    caches lack. Puts the towers on the device of the rank, sharded if the configuration asks for it. A plugin's
+    objective is tried on several ranks (dyad/run/objective_trial.py). Raises ConfigError or DataError, on all ranks,
+    for options or data that cannot be used.
     """
     torch.manual_seed(config.seed)
     own = _loss_components(config, world)
@@ -100,7 +105,7 @@ def build_components(config: TrainConfig, world: World) -> Components:
     losses = {"": own, **auxiliary}
     for loss in losses.values():
         build = partial(_objective, loss.config, loss.data, loss.model)
-        raise_on_all(world, partial(try_on_one_rank, loss.objective.options, build, world))
+        raise_on_all(world, partial(compare_with_one_rank, loss.objective.options, build, world))
     unsharded = own.model.towers
     if shard_size(config.dist, world.size) > 1:
         unsharded = TwoTower(on_meta(cast(Tower, unsharded.x_tower)), on_meta(cast(Tower, unsharded.y_tower)))
@@ -118,8 +123,13 @@ def build_components(config: TrainConfig, world: World) -> Components:
 def _loss_components(
     config: TrainConfig, world: World, main_model: TwoTowerModel | None = None, name: str = ""
 ) -> LossComponents:
-    """Build the components of one loss. main_model: for an auxiliary loss, the model of the run, with whose towers its
-    own share weights; None for the run's own loss. name: that of the auxiliary loss."""
+    """Build the components of one loss. Every rank must call it.
+
+    main_model: for an auxiliary loss, the model of the run; towers of the new model that are like towers of main_model
+    are replaced by these (`share_towers`). None for the run's own loss. name: NAME of the auxiliary loss also.NAME.
+    Raises ConfigError or DataError, on all ranks, for options or data that cannot be used, and if an auxiliary loss
+    shares no tower.
+    """
     # open_clip downloads directly to the final path, where another process could read an incomplete file
     build = node_first if may_download(config.model) else raise_on_all
     model = build(world, lambda: build_run_model(config, world))
@@ -135,9 +145,9 @@ def _loss_components(
         tower.predicts_by(objective.w_HDD)
     notes = calibrate(config, objective, model.calibration)
     samples = sum(getattr(data.order, "sizes", ()))
-    notes += raise_on_all(world, lambda: notes_on_weights(objective, data.dataset, samples, data.manifest))
+    notes += raise_on_all(world, lambda: check_item_weights(objective, data.dataset, samples, data.manifest))
     notes += raise_on_all(world, getattr(data.dataset, "notes", list))
-    data = raise_on_all(world, lambda: with_weights(data, objective))
+    data = raise_on_all(world, lambda: with_item_numbers(data, objective))
     if main_model is not None:
         encoder = replace(Encoder.of(config, model, world), width=config.eval.width)
         evaluators = [
@@ -148,8 +158,11 @@ def _loss_components(
 
 
 def pairs_of_ranks(config: TrainConfig, world: World) -> tuple[int, ...] | None:
-    """Return how many pairs each rank has in every step, in rank order; None if these numbers change from step to step,
-    or if side y has items of its own (task=labelled and task=sequence)."""
+    """Return how many pairs each rank has in every step, in rank order.
+
+    Returns None if the items of side y are not the partners of those of side x (task=labelled and task=sequence), so
+    that there are no pairs, or their number changes.
+    """
     if config.task in (Task.labelled, Task.sequence):
         return None
     of_ranks = [local_rows(config.global_batch_size, rank, world.size) for rank in range(world.size)]
@@ -174,11 +187,12 @@ class AuxiliaryEvaluator(Evaluator):
         return self.inner.report(replace(encode, towers=own.towers, cosine=own.cosine), examples)
 
 
-def batch_norms(config: TrainConfig, towers: nn.Module, world_size: int) -> str:
+def describe_batch_norms(config: TrainConfig, towers: nn.Module, world_size: int) -> str:
     """Describe in one line which statistics the batch norms of `towers` use; return "" if `towers` have none.
 
-    world_size: the number of processes. Raises ConfigError if model.batch_norm does not work with these towers, for
-    example with statistics of the global batch when each rank embeds its pairs in several chunks.
+    world_size: the number of processes. Raises ConfigError if model.batch_norm does not work with these towers: for
+    statistics of the global batch when each rank embeds its pairs in several chunks, for batches of one pair, and with
+    data.rare unless the statistics are frozen.
     """
     chunks = chunk_count(config.global_batch_size, world_size, config.chunk_size)
     rows, choice = config.global_batch_size // world_size, config.model.batch_norm
@@ -193,24 +207,24 @@ def batch_norms(config: TrainConfig, towers: nn.Module, world_size: int) -> str:
 
 
 def build_run_model(config: TrainConfig, world: World) -> TwoTowerModel:
-    """Build the model of a run; weights that are to be sharded stay in their files, where `shard` reads each rank's
-    part.
+    """Build the model of a run on the CPU, with the published weights that the configuration names.
 
-    Without sharding, published weights are not loaded if those of init_from will replace them. Raises ConfigError as
-    `build_model` and `batch_norms`.
+    Weights that are to be sharded stay in their files, where `shard` (train/distributed/sharding.py) reads each rank's
+    part. Without sharding, published weights are not loaded if those of init_from will replace them. Random weights
+    come from torch's global generator. Raises ConfigError as `build_model` and `describe_batch_norms`.
     """
     is_sharded = shard_size(config.dist, world.size) > 1
     with weights_in_files() if is_sharded else nullcontext():
         model = build_model(config, load_pretrained=is_sharded or config.init_from is None)
-    batch_norms(config, model.towers, world.size)
+    describe_batch_norms(config, model.towers, world.size)
     return model
 
 
-def run_options(config: TrainConfig, steps: int, **own: float | None) -> dict[str, Any]:
+def objective_options(config: TrainConfig, steps: int, **own: float | None) -> dict[str, Any]:
     """Return the options of the run's objective, option → value, with unset ones filled in from the run.
 
-    own: option → the value to use if the objective has this option and it is None. steps: number of steps of the run.
-    With objective.gamma=auto, gamma_epochs is computed from it if it is unset, as the number of passes over the data.
+    steps: number of steps of the run. own: option → the value to use if the objective has this option and it is None.
+    With objective.gamma=auto, gamma_epochs is computed too if it is unset: the number of passes over the data.
     """
     options = asdict(config.objective)
     options |= {name: value for name, value in own.items() if options.get(name, ...) is None}
@@ -221,6 +235,11 @@ def run_options(config: TrainConfig, steps: int, **own: float | None) -> dict[st
 
 
 def _objective(config: TrainConfig, data: TrainingData, model: TwoTowerModel) -> Objective:
+    """Build the objective of a loss, with options that its data and model determine filled in, on the CPU.
+
+    Raises ConfigError for a typed objective.width or context_width that differs from the model's, and for data with
+    hard negatives or several positives if the objective takes pairs only.
+    """
     own: dict[str, float | None] = {}
     if isinstance(order := data.order, Order):
         of_classes = config.task is Task.labelled and config.data.rare is None
@@ -233,7 +252,7 @@ def _objective(config: TrainConfig, data: TrainingData, model: TwoTowerModel) ->
                 raise ConfigError(f"objective.{name}={typed}: the model has {own[name]}. Leave it out")
     if data.drawn:  # so that Σ_y u over all items is 1 while all scores are 0
         own["init_bias"] = -math.log(data.drawn.support)
-    objective = build_objective(**run_options(config, total_steps(config, order.steps_per_epoch), **own))
+    objective = build_objective(**objective_options(config, total_steps(config, order.steps_per_epoch), **own))
     listed = config.task in LISTED and config.data.passage.positives is DrawnPositives.all
     if (config.data.negatives.per_row or listed) and "negatives" not in objective.takes:
         takers = ", ".join(n for n, o in OBJECTIVES.items() if "negatives" in o.takes and o.inputs == "pairs")

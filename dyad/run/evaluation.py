@@ -17,11 +17,11 @@ from dyad.train.tracking.logger import Logger
 class Evaluation:
     """Evaluates the current weights: `evaluation(step)` runs all evaluators and returns their metrics, name → value.
 
-    All ranks must call every method; rank 0 writes the newest results to eval/*.json in the run's `folder`. examples:
-    how many example cases of each kind the results of a step contain for which may_be_last(step) is true: whether the
-    run may end there, the same on all ranks. Results of other steps contain none. log: called with a line if files
-    cannot be written, which does not stop the run. results: on rank 0, the results of the newest evaluation as they are
-    written, one per evaluator; else [].
+    All ranks must call every method. Rank 0 writes the results of the newest evaluation to eval/*.json in `folder`, the
+    run folder. may_be_last(step): whether the run may end after `step` steps, the same on all ranks; only the results
+    of such a step contain example cases. examples: how many cases of each kind they contain. log: called with a line if
+    files cannot be written, which does not stop the run. results: on rank 0, the results of the newest evaluation in
+    the form of their files, one per evaluator; [] before the first evaluation, and on other ranks.
     """
 
     evaluators: Sequence[Evaluator]
@@ -40,6 +40,7 @@ class Evaluation:
         return {f"{e.name}/{metric}": value for e, report in reports for metric, value in report.metrics.items()}
 
     def _write(self, reports: Sequence[tuple[Evaluator, Report]], step: int) -> None:
+        """Set `results`, and write them and the further files of the reports. Rank 0 alone calls it."""
         self.results = [result(report, evaluator, {"step": step}) for evaluator, report in reports]
         try:
             for content, (_, report) in zip(self.results, reports, strict=True):
@@ -48,15 +49,15 @@ class Evaluation:
             self.log(f"{error}: the results of step {step} are in metrics.jsonl alone. The run goes on")
 
     def conclude(self, logger: Logger, with_report: bool = True) -> None:
-        """Finish a completed run: write report.html if `with_report`, and send it and the last evaluation to W&B and
-        TensorBoard.
+        """Finish a completed run: write report.html if `with_report`, and send the last results to W&B and TensorBoard.
 
-        logger: the run's logger, which sends them. Every rank must call it; rank 0 does the work.
+        logger: the run's logger, which sends the results and the report. Every rank must call it; rank 0 does the work.
+        An error in the report or in the form of the results gives a line in the log, and is not raised.
         """
 
         def write() -> None:
             logger.flush()
-            report = written_report(self.folder, logger.print) if with_report else None
+            report = try_write_report(self.folder, logger.print) if with_report else None
             try:  # a run that was killed after its last evaluation finds the results on the disk
                 shown = [panels(result, self.folder) for result in self.results or saved_results(self.folder)]
             except Exception as error:  # what trackers show must not end a finished run
@@ -67,10 +68,11 @@ class Evaluation:
         rank_0_only(self.encoder.world, write)
 
 
-def written_report(run: Path, log: Callable[[str], None]) -> Path | None:
+def try_write_report(run: Path, log: Callable[[str], None]) -> Path | None:
     """Write report.html of the run folder `run` and return its path; return None if an error prevents that.
 
-    `log` gets one line: the path, or the error, which is not raised, since a report must not end a run.
+    log: called with one line, which names the path or the error. The error is not raised, since a report must not end a
+    run.
     """
     try:
         from dyad.eval.report.main import write_report

@@ -35,8 +35,8 @@ def resolve_precision(config: TrainConfig, folder: Path, world: World) -> TrainC
     """Return `config` with precision=auto replaced by the precision to train with, and with run.name set.
 
     In place of auto comes the precision of the run that is resumed; for a new run, bf16 if the GPUs of all ranks
-    compute it, else fp32. Every rank must call it. folder: the run folder, whose path below run.dir becomes run.name,
-    so that the name of a run does not depend on the choice.
+    compute it, else fp32. Every rank must call it. folder: the run folder. Its path below run.dir becomes run.name,
+    because a name that is derived from the keys would change with the precision.
     """
     precision = chosen_precision(from_rank_0(world, lambda: recorded_precision(config)), world.device)
     if any_rank(precision is Precision.fp32, world):  # a GPU of one rank does not compute bf16
@@ -45,10 +45,10 @@ def resolve_precision(config: TrainConfig, folder: Path, world: World) -> TrainC
 
 
 def describe_hardware(config: TrainConfig, world: World, requested_precision: Precision) -> Iterator[str]:
-    """Yield the first log lines of a run: its devices, and what is unusual about them. Every rank must iterate to the
-    end.
+    """Yield the first log lines of a run: its devices, and what is unusual about them.
 
-    requested_precision: the precision that the user set, before auto was replaced.
+    Every rank must iterate to the end, because names are gathered; the lines are those for rank 0. requested_precision:
+    the precision that the user set, before auto was replaced; config.precision is the one in use.
     """
     cuda, workers = world.device.type == "cuda", worker_count(config.data.workers, world.device)
     names = gather_objects(torch.cuda.get_device_name(world.device) if cuda else "CPU", world)
@@ -75,8 +75,8 @@ def describe_hardware(config: TrainConfig, world: World, requested_precision: Pr
 def explain_device_errors(config: TrainConfig, world: World) -> Iterator[None]:
     """Context manager that turns errors of a device in its block into HardwareError.
 
-    These are the CUDA errors in FAILED, and torch.OutOfMemoryError. For the latter the message gives the peak memory,
-    the chunk_size in use, and the next smaller one. Other errors pass unchanged.
+    These are the CUDA errors in FAILED, and torch.OutOfMemoryError of a GPU. For the latter the message gives the peak
+    memory, the chunk_size in use, and the next smaller one. Other errors pass unchanged.
     """
     try:
         yield

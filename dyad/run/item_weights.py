@@ -16,13 +16,15 @@ from dyad.train.losses.objectives.base import Objective
 LOOKED_UP = 64  # the first samples are looked up before the run folder is made, to find a file of other data early
 
 
-def notes_on_weights(
+def check_item_weights(
     objective: Objective, dataset: BatchSource | Stream, samples: int, manifest: Manifest
 ) -> list[str]:
-    """Return lines for the log, at most one, on the objective's file of one number per y item; [] if it has none.
+    """Check that the objective's file of one number per y item has the items of the first samples.
 
-    dataset: the training data, with `samples` samples; of a stream nothing is checked. manifest: the files of the data.
-    Raises DataError if the objective's file lacks an item of the first LOOKED_UP samples.
+    Returns at most one line for the log: that the file was made of other data than these. Returns [] for an objective
+    without such a file, and for a stream, of which nothing is checked. dataset: the training data, of which the first
+    LOOKED_UP samples are read. samples: their number. manifest: the files of the data. Raises DataError if the file
+    lacks an item of these samples, or if its record of its data is damaged.
     """
     table = getattr(objective, "table", None)
     if not isinstance(table, ItemTable) or isinstance(dataset, Stream):
@@ -30,14 +32,18 @@ def notes_on_weights(
     batch = dataset.__getitems__([(0, i) for i in range(min(samples, LOOKED_UP))])
     extra = [] if batch.extra is None else [batch.extra.keys]
     table.weights.of(torch.cat([batch.y_keys, *extra]).numpy())
-    if differences := made_of_other_data(table.weights, manifest):
+    if differences := describe_data_changes(table.weights, manifest):
         return [f"{table.weights.path} was made of other data ({differences}): an item that it lacks ends the run"]
     return []
 
 
-def made_of_other_data(weights: LogWeights, manifest: Manifest) -> str:
-    """Return how the files that the weights were made from differ from those of the manifest; "" if they do not, or if
-    the weights do not record their files. Raises DataError if that record is damaged."""
+def describe_data_changes(weights: LogWeights, manifest: Manifest) -> str:
+    """Describe how the data from which a file of numbers was made differ from the present data.
+
+    Returns "" if they do not differ, or if the file does not record its data. weights: the file. manifest:
+    configuration key → the present files; only keys that the file records are compared. Raises DataError if the record
+    is damaged.
+    """
     made_of = weights.facts.get("data", {})
     try:
         found = changes(made_of, {key: manifest.get(key, ()) for key in made_of})

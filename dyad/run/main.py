@@ -49,8 +49,10 @@ def train_or_plan(config: TrainConfig) -> None:
     """Train as the configuration says. Every rank must call it. Rank 0 alone prints.
 
     If the run is finished already, its last results are printed, and nothing is trained. With a key plan.*, the plan or
-    the dry run of a step is printed, and nothing is trained. Raises Preempted when a stop was requested (by a signal
-    such as SIGTERM).
+    the dry run of a step is printed, and nothing is trained. For training, the process group is started and ended here.
+    The configuration must have passed `check_sweep`. Raises Preempted when a stop was requested (by a signal such as
+    SIGTERM), HardwareError for a failed device or a lost rank, ConfigError or DataError for what only the whole run
+    finds.
     """
     from dyad.train.distributed.compile_caches import use_local_caches
     from dyad.train.run_folder.folder import SINCE_BEST, is_finished, recorded_state, run_folder, shorter_run

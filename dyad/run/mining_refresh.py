@@ -73,8 +73,8 @@ class NegativeRefresh:
 
         step: the first step that will use the negatives. If step = begin, they are mined with the current weights and
         written to the segment's file; otherwise, they are read from that file. Segment 0 uses data.negatives.file
-        instead, if that is given. The result is never None. Raises DataError when the segment's file is missing or has
-        changed.
+        instead, if that is given. The result is never None. Every rank must call it. Raises DataError, on all ranks,
+        when the segment's file is missing or has changed.
         """
         if begin == 0 and self.dataset.mined is not None:
             return self.dataset.mined
@@ -91,6 +91,10 @@ class NegativeRefresh:
         return self.dataset.config.negatives.refresh_every
 
     def _mine(self, folder: Path, step: int) -> None:
+        """Mine hard negatives with the current weights into `folder`, then delete files that are needed no more.
+
+        step: the first step of the segment. Every rank must call it.
+        """
         start, data, encode = perf_counter(), self.dataset, replace(self.encode, block=BLOCK)
         corpus, done = data.questions.corpus, self.run / FOLDER / EMBEDDINGS
         assert corpus is not None, "the dataset refuses refresh_every without a corpus"
@@ -120,9 +124,9 @@ class NegativeRefresh:
     def _check_file(self, folder: Path, begin: int, step: int) -> None:
         """Raise DataError unless the file of mined hard negatives in `folder` exists and is unchanged.
 
-        Rank 0 alone calls it. The file belongs to one segment (a part of the training steps). If the run resumed from
-        a checkpoint of another run, that run's files of the segment are first copied to `folder`. begin: the first step
-        of the segment. step: the step at which the run resumes.
+        Rank 0 alone calls it. If the run resumed from a checkpoint of another run, the segment's files of that run are
+        first copied to `folder`. begin: the first step of the segment (a part of the training steps). step: the step at
+        which the run resumes. Raises HardwareError if the copies cannot be written.
         """
         if self.resumed is not None:  # the checkpoint may be of another run, whose files this run takes over
             theirs = self.resumed.resolve().parent.parent / FOLDER / folder.name

@@ -21,12 +21,13 @@ ROWS, WIDTH = 8, 16  # random rows of a rank, and their width
 TOLERANCE = 1e-5  # relative to the loss, and to the largest gradient; both are computed in float32
 
 
-def try_on_one_rank(options: ObjectiveOptions, build: Callable[[], Objective], world: World) -> None:
+def compare_with_one_rank(options: ObjectiveOptions, build: Callable[[], Objective], world: World) -> None:
     """Compare loss and gradients of an objective on random rows with those that one rank computes from all rows.
 
     options: the options of the objective. build: returns a new objective with these options. Every rank must call it.
-    Raises ConfigError, with both values, if they differ by more than TOLERANCE. Does nothing for one rank, for
-    objectives of Dyad, for options with exact=False, and for objectives whose inputs are not pairs.
+    Raises ConfigError, with both losses, on all ranks if they or the gradients differ by more than TOLERANCE. Does
+    nothing for one rank, for objectives of Dyad, for options with exact=False, and for objectives whose inputs are not
+    pairs.
     """
     of_plugin = not type(options).__module__.startswith("dyad.")
     if world.size == 1 or not of_plugin or not options.exact or options.inputs != "pairs":
@@ -55,8 +56,10 @@ def try_on_one_rank(options: ObjectiveOptions, build: Callable[[], Objective], w
 
 
 def _value(objective: Objective, x_bD: Tensor, y_bD: Tensor, ids_b: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the loss, 0-d, and its gradients by x_bD and y_bD, stacked to (b, 2, D). ids_b: int64 (b,), sample ids and
-    content keys of the rows."""
+    """Return the loss, 0-d, and its gradients by x_bD and y_bD, stacked to (b, 2, D).
+
+    ids_b: int64 (b,), used as sample ids and as content keys of the rows.
+    """
     sides = [e.clone().requires_grad_() for e in (x_bD, y_bD)]
     loss = objective(*sides, sample_ids_b=ids_b, x_keys=ids_b, y_keys=ids_b).loss
     gradients = torch.autograd.grad(loss, sides, materialize_grads=True)

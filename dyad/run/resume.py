@@ -71,11 +71,11 @@ class ReplacedSamples(TypedDict):
 
 
 class StreamState(TypedDict):
-    """How far a stream was read, as `Stream.state` returns it; the shards that are read are numbered 0, 1, … in their
-    order.
+    """How far a stream was read, as `Stream.state` returns it.
 
-    first: all shards before this number are finished. through: numbers of later finished shards. taken: (number of a
-    shard, samples used from it) for shards that are read in part.
+    The shards that are read are numbered 0, 1, … in their order. first: all shards before this number are finished.
+    through: numbers of later finished shards. taken: (number of a shard, samples used from it) for shards that are read
+    in part.
     """
 
     first: Count
@@ -84,7 +84,12 @@ class StreamState(TypedDict):
 
 
 class ResumeMetadata(TypedDict):
-    """The entries of a checkpoint's state.json that a resumed run needs, with their types, to validate them."""
+    """The entries of a checkpoint's state.json that a resumed run needs, with their types, to validate them.
+
+    data: the files of the training data, as `summary` (data/shards/manifest.py) returns them. evaluation_owed: whether
+    the evaluation of the checkpoint's step is still to be done. substituted: samples that were replaced. best: the best
+    evaluation so far; None if there is none.
+    """
 
     seed: int
     global_batch_size: Annotated[Count, Field(ge=1)]
@@ -107,8 +112,8 @@ class ResumeSource:
     """The checkpoint folder that a run starts from, if any: at most one of `resume` and `weights` is not None.
 
     resume: the run continues where this checkpoint was written. weights: only the weights of the towers are taken from
-    this checkpoint. named: the checkpoint that resume= named at the start of the run, for run_state.json; None if it
-    named none.
+    this checkpoint (init_from). named: the value of resume= if it named the checkpoint `resume`, for run_state.json;
+    else None.
     """
 
     resume: Path | None = None
@@ -136,8 +141,10 @@ class RestoredState:
     _state_of: dict[str, Callable[[], Any]] = field(default_factory=dict)
 
     def register(self, entry: str, state: Callable[[], Any]) -> Any:
-        """Register an entry of state.json: future checkpoints save what `state` returns. Return the entry in the
-        checkpoint that the run resumes; None in a new run."""
+        """Register an entry of state.json: future checkpoints save what `state` returns.
+
+        Return the entry in the checkpoint that the run resumes; None in a new run, and if the checkpoint lacks it.
+        """
         self._state_of[entry] = state
         return self.metadata.get(entry)
 
@@ -149,11 +156,12 @@ class RestoredState:
 def lock_and_find(config: TrainConfig, folder: Path, stack: ExitStack) -> ResumeSource:
     """Lock the run folder until `stack` closes, and find the checkpoint to start from. Rank 0 alone calls it.
 
-    The folder is made if it does not exist, and cleaned of saves that were killed half-way (see `tidy`). The keys
-    `resume` and `init_from` choose the checkpoint; a new run has none. If `resume` names the checkpoint at which the
-    run in the folder began, that run's own newest checkpoint is taken. Raises ConfigError if the folder is in use, if
-    it has a run of another configuration, or if the chosen checkpoint does not exist; DataError if all checkpoints of
-    the chosen run are damaged; HardwareError if the folder cannot be written.
+    The folder is made if it does not exist, and saves that were killed half-way are cleaned up (`tidy` in
+    train/run_folder/checkpoint.py). The keys `resume` and `init_from` choose the checkpoint; a new run has none. If
+    `resume` names the checkpoint at which the run in the folder began, that run's own newest checkpoint is taken.
+    Prints a line for each damaged checkpoint that is passed over. Raises ConfigError if the folder is in use, if it has
+    a run of another configuration, or if the chosen checkpoint does not exist; DataError if all checkpoints of the
+    chosen run are damaged; HardwareError if the folder cannot be written.
     """
     with write_errors(folder):
         stack.enter_context(locked_folder(folder))
@@ -170,11 +178,11 @@ def lock_and_find(config: TrainConfig, folder: Path, stack: ExitStack) -> Resume
 
 
 def verify_source(source: ResumeSource, world: World) -> None:
-    """Verify the checkpoint of `source` once on each machine, so that `restore_components` need not verify it on each
-    rank.
+    """Verify the SHA-256 digests of the checkpoint of `source` once on each machine. Every rank must call it.
 
-    Of a checkpoint that gives only weights, only the files of weights are verified. Every rank must call it. Raises, on
-    all ranks, DataError for a damaged checkpoint, ConfigError for another format.
+    `restore_components` then need not compute them again on each rank. Of a checkpoint that gives only weights, only
+    the files of weights are verified. Without a checkpoint nothing is verified. Raises, on all ranks, DataError for a
+    damaged checkpoint, ConfigError for another format version.
     """
 
     def verify() -> None:
@@ -187,10 +195,10 @@ def verify_source(source: ResumeSource, world: World) -> None:
 
 
 def restore_components(source: ResumeSource, components: Components, config: TrainConfig) -> RestoredState:
-    """Load the checkpoint of `source` into the components, with the state of the training step; return the restored
-    state.
+    """Load the checkpoint of `source` into the components, with the state of the training step.
 
-    The state of the step is also registered for future checkpoints. Raises ConfigError for a checkpoint of another
+    Returns the restored state; for a new run, that of step 0. The state of the training step is also registered for
+    future checkpoints. Call it on every rank, after `verify_source`. Raises ConfigError for a checkpoint of another
     model, seed or data, and if the run may not continue from it (see `_next_step`); DataError for a damaged one.
     """
     restored = _restore_tensors(source, components, config)
@@ -250,7 +258,8 @@ def _restore_tensors(source: ResumeSource, components: Components, config: Train
 def check_metadata(folder: Path, state: CheckpointState) -> None:
     """Raise DataError if the entries of a checkpoint's state.json have wrong types, or contradict each other.
 
-    folder: the checkpoint, which may be untrusted: resume= can name any folder. state: its content.
+    They contradict each other if samples_seen is not the number of steps times the batch size. folder: the checkpoint,
+    which may be untrusted: resume= can name any folder. state: its content.
     """
     metadata = state.metadata
     try:
@@ -268,8 +277,8 @@ def best_of_resumed(
 ) -> list[Best]:
     """Return a list with the best evaluation that the checkpoint of a resumed run records, for BestCheckpoint.found.
 
-    The list is empty if there is none, or if it is lost: its checkpoint is not in the run folder, or counts steps of
-    another batch size. log: called with a line if it is lost.
+    The list is empty for a new run, and if there is no best, or if it is lost: its checkpoint is not in the run folder,
+    or counts steps of another batch size. folder: the run folder. log: called with a line if it is lost.
     """
     best: Best | None = restored.metadata.get("best")
     if best is None or source.resume is None:

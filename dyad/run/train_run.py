@@ -40,10 +40,12 @@ from dyad.training_run import TrainingRun
 
 
 def train_run(world: World, config: TrainConfig) -> None:
-    """Train as the configuration says. Every rank must call it. Raises Preempted when a stop was requested.
+    """Train as the configuration says. Every rank must call it, in a process group (`world`).
 
-    Nothing is written into the run folder before all components are built, so a mistake that is found while building
-    leaves no run folder.
+    It builds the components, restores them where the run stopped, trains, writes the report, and prints the last
+    results on rank 0. Nothing is written into the run folder before all components are built, so a mistake that is
+    found while building leaves no run folder. Raises Preempted when a stop was requested, after a last checkpoint;
+    ConfigError also if ranks differ in configuration, code or data.
     """
     # Every rank must have the same configuration, code and data, except for these keys, which depend on the machine.
     may_differ = {"model.frozen_cache_mb", "data.workers"}
@@ -131,11 +133,11 @@ def train_run(world: World, config: TrainConfig) -> None:
             logger=logger,
             telemetry=telemetry,
             is_best=best,
-            ends=best.ends,
+            ends=best.patience_is_used_up,
         )
 
         # How it ended
-        ended_early = best.ends(step) and step < schedule.total_steps
+        ended_early = best.patience_is_used_up(step) and step < schedule.total_steps
         early = {SINCE_BEST: len(best.later)} if ended_early else {}
         run_state.write(status, step, checkpoint_seconds=round(writer.seconds, 3), best=best.known(step), **early)
         if ended_early:

@@ -35,13 +35,13 @@ def main() -> None:
             build = partial(build_objective, name, **needed)
             own = build().options
             type(own).__module__ = "plugin"
-            objective_trial.try_on_one_rank(own, build, world)
+            objective_trial.compare_with_one_rank(own, build, world)
             tried.append(name)
     assert len(tried) > 15, tried
     options = ObjectiveOptions("own")
     type(options).__module__ = "plugin"
     try:
-        objective_trial.try_on_one_rank(options, lambda: OwnRows(options), world)
+        objective_trial.compare_with_one_rank(options, lambda: OwnRows(options), world)
     except ConfigError as error:
         assert "objective=own: on " in str(error)
     else:

@@ -8,7 +8,7 @@ from omegaconf import OmegaConf
 
 from dyad.data.base.errors import ConfigError
 from dyad.evaluation.load_run import read_config
-from dyad.run.checks import check, check_arguments
+from dyad.run.checks import check_arguments, check_config
 from dyad.train.cli.compose import compose_config, groups, keys, preview, to_train_config, words_for
 from dyad.train.cli.synonyms import ADVICE, SYNONYMS
 from dyad.train.cli.unread_keys import READ_ONLY_WITH, refuse_unread
@@ -170,7 +170,7 @@ def test_no_path_is_a_name() -> None:
     for name in ("/runs/a", ".", "a/../.."):
         config.run.name = name
         with raises(ConfigError, f"run.name={name}", "run.dir=PARENT"):
-            check(config)
+            check_config(config)
 
 
 def test_a_run_folder_of_another_configuration_names_what_differs(tmp_path: Path) -> None:

@@ -136,7 +136,7 @@ confidence intervals | eval/metrics/bootstrap.py | interval
 how many graphs of chunks are kept | train/step/graph_cache.py | MemoryBudget
 a file is written whole or not at all | data/base/files.py | whole_file
 which changed keys a resumed run refuses | train/run_folder/folder.py | check_run
-an export gives the same embeddings | dyad/export/library.py | difference
+an export gives the same embeddings | dyad/export/library.py | compare_embeddings
 the share of a rank in the mean of a loss | train/losses/gathered/candidates.py | share
 the process group and its timeouts | train/distributed/world.py | init_world
 exit codes | data/base/errors.py | ExitCode

@@ -14,7 +14,7 @@ from helpers.shards import image, write_tar
 from dyad.data.base.errors import ConfigError
 from dyad.data.cli import counts
 from dyad.data.cli.counts import most_samples
-from dyad.run.checks import check, check_sweep
+from dyad.run.checks import check_config, check_sweep
 from dyad.train.cli.compose import compose_config
 
 ROWS = [{"anchor": f"q {i}", "positive": f"p {i}"} for i in range(5)]
@@ -88,4 +88,4 @@ def test_what_was_recognised_is_said(tmp_path: Path, words: list[str], named: li
     (tmp_path / "x.tar.gz").write_bytes(b"\x1f\x8b")
     common = ["model.name=ViT-B-32", "steps=1", "global_batch_size=1", "tracking=local"]
     with raises(ConfigError, *named):
-        check(compose_config([*common, *(word.format(tmp_path) for word in words)]))
+        check_config(compose_config([*common, *(word.format(tmp_path) for word in words)]))

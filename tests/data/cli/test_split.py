@@ -21,7 +21,7 @@ from dyad.data.cli.options import CheckOptions, SplitOptions
 from dyad.data.cli.split import validation_rows
 from dyad.data.shards.shards import open_shards
 from dyad.data.shards.sources import parse_sources
-from dyad.run.checks import check
+from dyad.run.checks import check_config
 from dyad.train.cli.compose import compose_config
 
 
@@ -59,7 +59,7 @@ def printed_command(out: str) -> list[str]:
 
 def starts(arguments: list[str], *others: str) -> None:
     """Training accepts the command: keys, values, and files that are there."""
-    check(compose_config([*arguments, *others]))
+    check_config(compose_config([*arguments, *others]))
 
 
 # ---- which rows ----------------------------------------------------------------------------------------------------

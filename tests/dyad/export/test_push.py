@@ -13,7 +13,7 @@ import pytest
 from helpers.messages import raises
 
 from dyad.data.base.errors import ConfigError
-from dyad.export.main import check_repository, pushed
+from dyad.export.main import check_repository, push_to_hub
 
 TOKEN = "hf_of_nobody_but_this_test"
 
@@ -75,7 +75,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_a_new_repository_is_private_and_holds_the_folder(hub: type[Hub], folder: Path) -> None:
-    url = pushed(folder, "me/model", private=True, message="x, step 3")
+    url = push_to_hub(folder, "me/model", private=True, message="x, step 3")
     assert url.endswith("/me/model") and TOKEN not in url
     assert hub.made[0]["name"] == "model" and hub.made[0]["organization"] == "me"
     assert hub.made[0].get("private", hub.made[0].get("visibility")) in (True, "private")
@@ -88,7 +88,7 @@ def test_what_the_hub_refuses_is_one_line_without_the_token(
     monkeypatch.setenv("HF_TOKEN", f"{TOKEN}_old")
     for repository in ("me/model", "not a name"):
         with raises(ConfigError, f"push={repository}", "HF_TOKEN") as caught:
-            pushed(folder, repository, private=True, message="x")
+            push_to_hub(folder, repository, private=True, message="x")
         assert len(str(caught.value).splitlines()) == 1 and TOKEN not in str(caught.value)
     assert not hub.files
 
@@ -99,7 +99,7 @@ def test_without_a_network(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     for offline in (True, False):
         monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", offline)
         with raises(ConfigError, "push=me/model"):
-            pushed(folder, "me/model", private=True, message="x")
+            push_to_hub(folder, "me/model", private=True, message="x")
 
 
 def test_what_is_no_repository_is_known_before_the_export() -> None:

@@ -26,7 +26,7 @@ from dyad.plan.objective import nothing_kept, objective_cost, products, random_b
 from dyad.plan.plan import RunPlan, counted_samples
 from dyad.plan.speed import published_mfu, seconds_sent
 from dyad.plan.summary import plan_lines
-from dyad.run.checks import check
+from dyad.run.checks import check_config
 from dyad.run.main import train_or_plan
 from dyad.train.cli.command_line import parse_command_line
 from dyad.train.cli.compose import compose_config
@@ -202,7 +202,7 @@ def test_both_short_forms_are_read() -> None:
 def printed(capsys: pytest.CaptureFixture[str], *words: str) -> str:
     """What `python -m train` prints for these words, which name a plan."""
     config = config_of(*words)
-    check(config)
+    check_config(config)
     train_or_plan(config)
     return capsys.readouterr().out
 

@@ -10,7 +10,7 @@ from helpers.rows import write_lines
 
 from dyad.data.base.errors import ConfigError
 from dyad.eval.encode.encoder import Encoder, Evaluator, Report
-from dyad.run.best_checkpoint import BestCheckpoint, choices, evaluations_since, refuse_unknown_metric
+from dyad.run.best_checkpoint import BestCheckpoint, evaluations_since, rankable_metrics, refuse_unknown_metric
 from dyad.run.resume import RestoredState, ResumeSource, best_of_resumed
 from dyad.train.cli.also import auxiliary_configs
 from dyad.train.cli.compose import compose_config
@@ -40,7 +40,7 @@ class Silent(Ranked):
 
 
 def best_of(folder: Path, metric: str | None, found: list[Best] | None = None) -> BestCheckpoint:
-    higher = choices([Ranked("val", "")]).get(metric or "", True)
+    higher = rankable_metrics([Ranked("val", "")]).get(metric or "", True)
     return BestCheckpoint(metric, higher, folder, World(), lambda: None, print, found or [])
 
 
@@ -122,7 +122,7 @@ def test_when_patience_ends(patience: int | None, values: list[float], end: int 
         may_end, is_better = best.may_end(step), best(step, {RECALL: value})
         if is_better:
             write(tmp_path, step)
-        assert best.ends(step) is (step == end) and not best.ends(step + 1)
+        assert best.patience_is_used_up(step) is (step == end) and not best.patience_is_used_up(step + 1)
         assert may_end or step != end
         if step == end:
             break

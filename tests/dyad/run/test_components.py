@@ -12,7 +12,7 @@ from torch import nn
 from dyad.data.base.errors import ConfigError
 from dyad.data.image_text.stream import OneEpoch
 from dyad.data.loading.order import Order
-from dyad.run.components import _objective, batch_norms
+from dyad.run.components import _objective, describe_batch_norms
 from dyad.train.cli.compose import compose_config
 from dyad.train.run_folder.folder import run_folder
 from dyad.train.towers.models import SequenceModel
@@ -26,8 +26,8 @@ def test_batch_norms_would_hide_what_is_rare() -> None:
     tower = Tower(nn.Linear(4, 4), nn.BatchNorm1d(4))
     config = compose_config([*LABELLED, "objective=partial_auc", "data.rare=a"])
     with raises(ConfigError, "model.batch_norm=global", "data.rare", "model.batch_norm=frozen"):
-        batch_norms(config, TwoTower(tower, tower), 1)
-    assert batch_norms(replace(config, data=replace(config.data, rare=None)), TwoTower(tower, tower), 1)
+        describe_batch_norms(config, TwoTower(tower, tower), 1)
+    assert describe_batch_norms(replace(config, data=replace(config.data, rare=None)), TwoTower(tower, tower), 1)
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
@@ -35,8 +35,8 @@ def test_one_pair_has_no_statistics(ranks: int) -> None:
     tower = Tower(nn.Linear(4, 4), nn.BatchNorm1d(4))
     config = compose_config([*LABELLED, "objective=cross_entropy", "global_batch_size=1"])
     with raises(ConfigError, "model.batch_norm=global", "global_batch_size"):
-        batch_norms(config, TwoTower(tower, tower), ranks)
-    assert batch_norms(config, TwoTower(nn.Linear(4, 4), nn.Linear(4, 4)), ranks) == ""
+        describe_batch_norms(config, TwoTower(tower, tower), ranks)
+    assert describe_batch_norms(config, TwoTower(nn.Linear(4, 4), nn.Linear(4, 4)), ranks) == ""
 
 
 def test_a_uniform_density_is_over_the_classes() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from helpers.eval import encoder
 
 from dyad.eval.encode.encoder import Encoder, Evaluator, Report
-from dyad.run.evaluation import Evaluation, written_report
+from dyad.run.evaluation import Evaluation, try_write_report
 from dyad.train.tracking.logger import Logger
 from dyad.train.tracking.panel_types import Panels
 from dyad.train.tracking.progress import Sink
@@ -121,5 +121,5 @@ def test_panels_that_cannot_be_made_do_not_end_a_finished_run(tmp_path: Path) ->
 def test_a_page_is_made_and_named(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text("task: image_text\nsteps: 4\n")
     said: list[str] = []
-    assert written_report(tmp_path, said.append) == tmp_path / "report.html"
+    assert try_write_report(tmp_path, said.append) == tmp_path / "report.html"
     assert said == [f"to look at: {tmp_path}/report.html"] and (tmp_path / "report.html").stat().st_size > 1000

@@ -14,12 +14,12 @@ from helpers.rows import dpr_row, write_lines
 from dyad.data.base.errors import ConfigError, DataError
 from dyad.data.log_weights import read_log_weights, write_log_weights
 from dyad.data.shards.manifest import changes, summary
-from dyad.run.checks import check
-from dyad.run.item_weights import notes_on_weights
+from dyad.run.checks import check_config
+from dyad.run.item_weights import check_item_weights
 from dyad.train.cli.compose import compose_config
 from dyad.train.losses import build_objective
 from dyad.train.towers.build import build_model
-from dyad.training_data import TrainingData, build_data, with_weights
+from dyad.training_data import TrainingData, build_data, with_item_numbers
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +43,7 @@ def opened(bert: Path, train: Path, negatives: int = 0) -> TrainingData:
 
 def notes(path: Path, data: TrainingData, samples: int = 20) -> list[str]:
     objective = build_objective("one_sided_dpm", importance="log_q", importance_file=str(path))
-    return notes_on_weights(objective, data.dataset, samples, data.manifest)
+    return check_item_weights(objective, data.dataset, samples, data.manifest)
 
 
 def test_a_file_is_compared_with_the_data_of_the_run(
@@ -76,11 +76,11 @@ def test_a_resumed_run_needs_the_same_file(bert: Path, tmp_path: Path, monkeypat
     for power in (1, 0.5, 1):
         path.unlink(missing_ok=True)
         here(monkeypatch, "weights", str(rows), f"out={path}", f"power={power}")
-        found.append(with_weights(data, build_objective("nce", density="file", noise_file=str(path))))
+        found.append(with_item_numbers(data, build_objective("nce", density="file", noise_file=str(path))))
     assert found[0].fingerprint == found[2].fingerprint != found[1].fingerprint
     (difference,) = changes(summary(found[0].manifest), found[1].manifest).different.values()
     assert "w.safetensors" in difference and "of other content" in difference
-    assert with_weights(data, build_objective("nce")) is data
+    assert with_item_numbers(data, build_objective("nce")) is data
 
 
 def test_only_numbers_by_key_go_with_further_columns(bert: Path, tmp_path: Path) -> None:
@@ -89,7 +89,7 @@ def test_only_numbers_by_key_go_with_further_columns(bert: Path, tmp_path: Path)
     nce = ["objective=nce", "objective.density=file", "objective.noise_file="]
     weighed = ["objective=one_sided_dpm", "objective.importance=log_q", "objective.importance_file="]
     for *others, file in (nce, weighed):
-        check(compose_config(words(bert, rows, 0, *others, f"{file}a.npy")))
-        check(compose_config(words(bert, rows, 1, *others, f"{file}a.safetensors")))
+        check_config(compose_config(words(bert, rows, 0, *others, f"{file}a.npy")))
+        check_config(compose_config(words(bert, rows, 1, *others, f"{file}a.safetensors")))
         with raises(ConfigError, "a.npy", ".safetensors", "data.negatives.per_row"):
-            check(compose_config(words(bert, rows, 1, *others, f"{file}a.npy")))
+            check_config(compose_config(words(bert, rows, 1, *others, f"{file}a.npy")))

@@ -20,7 +20,7 @@ from dyad.eval.metrics import matches
 from dyad.eval.tasks.question_passage.question_sets import RowPassages, open_beir, open_dpr
 from dyad.evaluation.main import main
 from dyad.evaluation.suite import check_suite
-from dyad.run.checks import check
+from dyad.run.checks import check_config
 from dyad.train.cli.compose import compose_config
 from dyad.train.config import Task, TrainConfig
 from dyad.train.eval_config import EvalConfig
@@ -275,7 +275,7 @@ def test_training_takes_what_evaluation_takes_as_val(tmp_path: Path) -> None:
     for val in (f"{beir}@dev", dpr):
         words = ["task=question_passage", "model=minilm", "data=question_passage", f"data.train={beir}"]
         words += ["steps=1", "global_batch_size=1"]
-        check(compose_config([*words, "data.question.split=dev", f"data.val={val}", f"run.dir={tmp_path}"]))
+        check_config(compose_config([*words, "data.question.split=dev", f"data.val={val}", f"run.dir={tmp_path}"]))
 
 
 def test_pairs_with_a_relevance_are_evaluated_as_they_are_trained(tmp_path: Path) -> None:
@@ -294,7 +294,7 @@ def test_pairs_with_a_relevance_are_evaluated_as_they_are_trained(tmp_path: Path
     table = tmp_path / "d.csv"
     table.write_text("anchor,positive,score\nq,p,0.5\n")
     train = ["task=question_passage", "model=minilm", "data=question_passage", f"data.train={table}", "steps=1"]
-    check(compose_config([*train, "global_batch_size=1", "data.relevance=score", f"data.val={table}"]))
+    check_config(compose_config([*train, "global_batch_size=1", "data.relevance=score", f"data.val={table}"]))
 
 
 MISTAKES = {
