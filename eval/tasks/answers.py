@@ -18,7 +18,7 @@ from dyad.data.question_passage.prompts import AnswerLists
 from dyad.eval.encode.encoder import Encoder, Evaluator, Report
 from dyad.eval.metrics.bootstrap import Values, comparison, summary
 from dyad.eval.results.cases import ANSWERS, RIGHT, Case, Item, answer, choose, excerpt, item, ranked_case
-from dyad.eval.tasks.baselines import before_training
+from dyad.eval.tasks.baselines import untrained_encoder
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Answers(Evaluator):
         score_N = self.scores(encode)
         values, details = self.values(score_N), {"baselines": dict[str, Any]()}
         metrics = {name: float(v.mean()) for name, v in values.items()} | {"perplexity": self._perplexity(score_N)}
-        if before := before_training(self.untrained, encode.world):
+        if before := untrained_encoder(self.untrained, encode.world):
             others_N = self.scores(before)
             found = comparison(values, self.values(others_N), self.groups)
             found["metrics"]["perplexity"] = self._perplexity(others_N)

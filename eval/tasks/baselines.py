@@ -12,7 +12,7 @@ from dyad.train.distributed.failures import PeerFailure
 from dyad.train.distributed.world import World
 
 
-def before_training(untrained: Callable[[], Encoder] | None, world: World) -> Encoder | None:
+def untrained_encoder(untrained: Callable[[], Encoder] | None, world: World) -> Encoder | None:
     """Return the encoder with its weights before training; None if `untrained` is None or fails.
 
     untrained: function that makes the encoder; if it raises a UserError, a line on stderr says why. None: this baseline

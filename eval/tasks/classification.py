@@ -20,7 +20,7 @@ from dyad.eval.metrics.matches import Labels, Matches
 from dyad.eval.results.cases import Item, excerpt, item
 from dyad.eval.results.thumbnails import Thumbnails
 from dyad.eval.search.index_spec import EXACT
-from dyad.eval.tasks.baselines import before_training
+from dyad.eval.tasks.baselines import untrained_encoder
 from dyad.eval.tasks.image_text_retrieval import Direction
 from dyad.train.distributed.agreement import rank_0_only
 
@@ -82,7 +82,7 @@ class Classification(Evaluator):
         accuracy = {name: float(hits.mean()) if len(hits) else None for name, hits in right.items()}
         numbers = {name: {"num_samples": len(right[name]), "accuracy": accuracy[name]} for name in names}
         details = {**scored.details, "per_class": {n: numbers[n] | scored.per_class.get(n, {}) for n in names}}
-        if before := before_training(self.untrained, world):
+        if before := untrained_encoder(self.untrained, world):
             others = self._ranked(before, target, small)[1]
             details["baselines"] = {"untrained": comparison(values, others, lambda metric: range(len(target)))}
         if self.index != EXACT:

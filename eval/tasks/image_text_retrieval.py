@@ -22,12 +22,12 @@ from dyad.eval.encode.encoder import Encoder, Evaluator, Report
 from dyad.eval.metrics.bootstrap import Values, comparison, summary
 from dyad.eval.metrics.matches import Labels, Matches
 from dyad.eval.results.cases import ANSWERS, RIGHT, Case, Item, answer, choose, item, ranked_case
-from dyad.eval.results.score_histogram import score_histogram, spread
+from dyad.eval.results.score_histogram import evenly_spread, score_histogram
 from dyad.eval.results.thumbnails import Thumbnails
 from dyad.eval.search.index import Hits, Index
 from dyad.eval.search.index_spec import EXACT
 from dyad.eval.search.ranks import Ranked, ranked
-from dyad.eval.tasks.baselines import before_training
+from dyad.eval.tasks.baselines import untrained_encoder
 from dyad.train.distributed.agreement import rank_0_only
 from dyad.train.distributed.world import World
 from dyad.train.eval_config import Truth
@@ -124,7 +124,7 @@ class Direction:
         """Return histograms of the scores of right pairs, wrong pairs and best wrong items, for a sample of the
         queries.
         """
-        picks = spread(len(self.queries_nD))
+        picks = evenly_spread(len(self.queries_nD))
         right = [self.right(query) for query in picks.tolist()]
         return score_histogram(self.queries_nD[picks], self.items_mD, right, self.ranked.ranking.best_wrong[picks])
 
@@ -180,7 +180,7 @@ class Retrieval(Evaluator):
         details: dict[str, Any] = {"truth": str(self.truth)}
         if self.index != EXACT:
             details["search"] = {name: way.ranked.how for name, way in searched.items()}
-        if before := before_training(self.untrained, encode.world):
+        if before := untrained_encoder(self.untrained, encode.world):
             others = self._searched(before, thumbnails)
             compared = comparison(self._values(searched), self._values(others), self._groups)
             details["baselines"] = {"untrained": {**compared, "metrics": self._metrics(others)}}

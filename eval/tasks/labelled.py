@@ -11,7 +11,7 @@ from dyad.data.image_text.items import Captions, LabelledSet
 from dyad.eval.encode.encoder import Encoder, Evaluator, Report
 from dyad.eval.metrics.auc import MAX_FPR, auc_values
 from dyad.eval.metrics.bootstrap import Values, comparison, summary
-from dyad.eval.tasks.baselines import before_training
+from dyad.eval.tasks.baselines import untrained_encoder
 from dyad.eval.tasks.classification import class_indices
 from dyad.eval.tasks.zero_shot import ZeroShot
 
@@ -57,7 +57,7 @@ class RareClass(Evaluator):
         values, groups = self._values(encode), lambda metric: range(len(self.positive))
         found = summary(values, groups)
         details: dict[str, Any] = {"intervals": found["intervals"]}
-        if before := before_training(self.untrained, encode.world):
+        if before := untrained_encoder(self.untrained, encode.world):
             details["baselines"] = {"untrained": comparison(values, self._values(before), groups)}
         metrics = {**found["metrics"], "num_samples": float(len(self.positive)), "num_rare": float(self.positive.sum())}
         return Report("rare_class", metrics, dict.fromkeys(values, 0.5), details)

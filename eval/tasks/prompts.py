@@ -165,7 +165,7 @@ def _beside(path: Path, shards: str) -> str:
     return "::".join(parts)
 
 
-def distinct(names: Sequence[str]) -> dict[str, list[str]]:
+def distinct_class_names(names: Sequence[str]) -> dict[str, list[str]]:
     """Return class name → [its prompt], from the names of the classes in order. A name of several classes is the prompt
     of each of them; their class names are the name with the class index, as "crane (517)"."""
     counts = Counter(names)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from dyad.data.base.errors import ConfigError, DataError
 from dyad.data.shards.text_files import open_text
-from dyad.eval.tasks.prompts import distinct, prompted
+from dyad.eval.tasks.prompts import distinct_class_names, prompted
 
 IMAGES = "webp;png;jpg;jpeg"
 LARGEST = 4 << 20  # bytes of a file of names
@@ -68,7 +68,7 @@ def _shards(path: Path) -> list[str]:
 
 
 def _classes(path: Path) -> dict[str, list[str]]:
-    names = distinct(_lines(path / "classnames.txt"))  # ImageNet has two cranes
+    names = distinct_class_names(_lines(path / "classnames.txt"))  # ImageNet has two cranes
     templates = path / "zeroshot_classification_templates.txt"
     return prompted(names, _lines(templates), templates)
 

@@ -39,9 +39,9 @@ class ZeroShot(Classification):
         class, scaled to L2 norm 1. D: embedding width.
         """
         texts = [text for prompts in self.classes.values() for text in prompts]
-        embeddings = unit(encode("y", Captions(texts, self.tokenize)))
+        embeddings = l2_normalised(encode("y", Captions(texts, self.tokenize)))
         stops = np.cumsum([len(prompts) for prompts in self.classes.values()])
-        return np.stack([unit(part.mean(axis=0)) for part in np.split(embeddings, stops[:-1])])
+        return np.stack([l2_normalised(part.mean(axis=0)) for part in np.split(embeddings, stops[:-1])])
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class ChosenImages(Images):
         return super().key(int(self.chosen[i]))
 
 
-def of_classes(data: LabelledSet, task: ZeroShotTask, where: str) -> LabelledSet:
+def keep_known_classes(data: LabelledSet, task: ZeroShotTask, where: str) -> LabelledSet:
     """Return the labelled images with class names as labels (see `class_names`), without images of other classes. If
     images are left out, print a line that counts them.
 
@@ -84,6 +84,6 @@ def of_classes(data: LabelledSet, task: ZeroShotTask, where: str) -> LabelledSet
     return LabelledSet(images, [labels[i] for i in chosen], data.keys[chosen])
 
 
-def unit(vectors: np.ndarray) -> np.ndarray:
+def l2_normalised(vectors: np.ndarray) -> np.ndarray:
     """Return vectors (…, D), each divided by its L2 norm; zero vectors stay zero."""
     return vectors / np.maximum(np.linalg.norm(vectors, axis=-1, keepdims=True), 1e-12)

@@ -16,7 +16,7 @@ from dyad.data.question_passage.dataset import TextInputs, TokenizeTexts
 from dyad.eval.encode.encoder import Encoder, Evaluator, Report
 from dyad.eval.metrics.bootstrap import Values, comparison, summary
 from dyad.eval.metrics.correlation import pearson_values, spearman_values
-from dyad.eval.tasks.baselines import before_training
+from dyad.eval.tasks.baselines import untrained_encoder
 from dyad.eval.tasks.question_passage.pair_sets import ScoredPairSet
 
 
@@ -34,7 +34,7 @@ class PairCorrelation(Evaluator):
         values, details = self._values(encode), dict[str, Any]()
         if examples is not None:
             details["intervals"] = summary(values, self._groups)["intervals"]
-        if before := before_training(self.untrained, encode.world):
+        if before := untrained_encoder(self.untrained, encode.world):
             details["baselines"] = {"untrained": comparison(values, self._values(before), self._groups)}
         metrics = {name: float(v.mean()) for name, v in values.items()} | {"num_pairs": float(len(self.data.score_P))}
         return Report("scored_pairs", metrics, dict.fromkeys(values, 0.0), details)

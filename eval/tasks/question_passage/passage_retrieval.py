@@ -25,10 +25,10 @@ from dyad.eval.encode.encoder import Encoder, Evaluator, Report
 from dyad.eval.metrics.bootstrap import Values, comparison, summary
 from dyad.eval.metrics.trec import CUTOFFS, Run, beir_result, ranked, write_dpr, write_qrels, write_run
 from dyad.eval.results.cases import ANSWERS, RIGHT, Case, Item, answer, choose, excerpt, item
-from dyad.eval.results.score_histogram import score_histogram, spread
+from dyad.eval.results.score_histogram import evenly_spread, score_histogram
 from dyad.eval.search.fusion import reciprocal_rank_fusion
 from dyad.eval.search.index import Hits, Index
-from dyad.eval.tasks.baselines import before_training, skip_on_error
+from dyad.eval.tasks.baselines import skip_on_error, untrained_encoder
 from dyad.eval.tasks.question_passage.passage_metrics import Judge, chance
 from dyad.eval.tasks.question_passage.question_sets import QuestionSet, SearchedCorpus
 from dyad.train.distributed.agreement import from_rank_0, rank_0_only
@@ -118,7 +118,7 @@ class PassageRetrieval(Evaluator):
     def report(self, encode: Encoder, examples: int | None = None) -> Report:
         world, model = encode.world, self._search("model", encode)
         found = {"model": model.hits}
-        if before := before_training(self.untrained, world):
+        if before := untrained_encoder(self.untrained, world):
             found["untrained"] = self._search("untrained", before).hits
         runs = rank_0_only(world, lambda: self._runs(found)) or {}
         report = from_rank_0(world, lambda: self._scored(runs, model, examples))
@@ -217,7 +217,7 @@ class PassageRetrieval(Evaluator):
     # ---- cases -------------------------------------------------------------------------------------------------------
 
     def _histogram(self, run: Run, searched: Searched) -> dict[str, list[Any]]:
-        picks = spread(len(self.data.questions))
+        picks = evenly_spread(len(self.data.questions))
         names = [self.data.questions[pick].id for pick in picks.tolist()]
         right = [self.data.corpus.positions(self._right(name, run)) for name in names]
         wrong = [
