@@ -144,8 +144,7 @@ def meanings(shown: Groups) -> list[str]:
 
 
 def _numbers(result: Result, metrics: Iterable[str], title: str = "") -> list[Number]:
-    """Return the rows of a table in the HTML report: for each of `metrics` the model's score, then the baselines'
-    scores.
+    """Return the rows of a table in the HTML report: for each metric the score of the model, then those of baselines.
 
     title: text that is removed from the start of a label, because the title of the table says it already.
     """

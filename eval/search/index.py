@@ -330,8 +330,9 @@ def _first_best(queries_qD: Tensor, shard_sD: Tensor, k: int) -> Hits:
 
 
 def _first_best_strip(score_ts: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Return (scores, positions), (t, k) each, of the k best of s scores for each of t queries; of equal scores the
-    first.
+    """Return (scores, positions), (t, k) each, of the k best of s scores for each of t queries.
+
+    Equal scores are in the order of their positions.
     """
     last_t = score_ts.topk(k, dim=1).values[:, -1:]
     chosen_ts = score_ts >= last_t

@@ -87,8 +87,7 @@ class Spec:
         return Spec(text, factory, values)
 
     def built(self, faiss: ModuleType, width: int) -> Any:
-        """Build the untrained FAISS index of this specification for vectors of `width` numbers, with its search
-        options.
+        """Build the untrained FAISS index of this specification for vectors of `width` numbers, and set its options.
 
         Raises ConfigError if FAISS refuses it.
         """

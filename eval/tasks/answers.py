@@ -1,5 +1,4 @@
-"""Evaluate a language model on answers: how often the right answer to a prompt has the highest score, and its
-likelihood.
+"""Evaluate a language model on answers: accuracy of its choice among them, and likelihood of the right ones.
 
 choice_accuracy is the share of prompts whose best right answer has a higher score than every wrong one. The score is
 that of training, the mean log-likelihood of a token of the answer. log_likelihood is the mean over prompts of the score
@@ -57,8 +56,10 @@ class Answers(Evaluator):
         return np.stack([np.bincount(row_N[right_N == right], minlength=n) for right in (False, True)])
 
     def _ranks(self, score_N: np.ndarray) -> np.ndarray:
-        """Return the rank, from 1, of the best right answer of each prompt, int64 (n,); of equal scores wrong answers
-        come first. score_N: the scores of all answers."""
+        """Return the rank, from 1, of the best right answer of each prompt, int64 (n,).
+
+        Of equal scores wrong answers come first. score_N: the scores of all answers.
+        """
         row_N, right_N, n = self.data.row_N, self.data.right_N, len(self.data.prompts)
         best_n = np.full(n, -np.inf)
         np.maximum.at(best_n, row_N[right_N], score_N[right_N])
@@ -66,8 +67,11 @@ class Answers(Evaluator):
         return 1 + np.bincount(row_N[before_N], minlength=n)
 
     def values(self, score_N: np.ndarray) -> Values:
-        """Return metric → its value for each prompt: choice_accuracy for the prompts that have wrong answers,
-        log_likelihood for all n prompts. score_N: the scores of all answers."""
+        """Return metric → its value for each prompt that has one.
+
+        choice_accuracy has a value for the prompts that have wrong answers, and is left out if there are none;
+        log_likelihood for all n prompts. score_N: the scores of all answers.
+        """
         (wrong_n, right_n), right_N = self._counts, self.data.right_N
         likelihood_n = np.bincount(self.data.row_N[right_N], score_N[right_N]) / right_n
         chosen = {"choice_accuracy": 1.0 * (self._ranks(score_N) == 1)[wrong_n > 0]} if wrong_n.any() else {}
@@ -79,6 +83,10 @@ class Answers(Evaluator):
         return [q.group for q, n in zip(self.data.prompts, wrong_n, strict=True) if n or metric != "choice_accuracy"]
 
     def _perplexity(self, score_N: np.ndarray) -> float:
+        """Return exp of minus the mean log-likelihood of a token over all right answers.
+
+        score_N: the scores of all answers.
+        """
         right = np.flatnonzero(self.data.right_N)
         tokens = self.data.token_counts(right)
         return float(np.exp(-(tokens * score_N[right]).sum() / tokens.sum()))

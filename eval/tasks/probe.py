@@ -43,7 +43,9 @@ class Probe(Classification):
     """Evaluator of frozen features on one data set.
 
     data: the test part. classes: the labels of `train`, sorted. train: the training part. side: the tower that encodes
-    the samples. features: whether to probe the trunk's output or the embeddings. k: the number of neighbours of k-NN.
+    the samples; sequences are always encoded as contexts by the x tower. features: whether to probe the trunk's output
+    or the embeddings. k: the number of neighbours of k-NN. `report` raises DataError for a test label that is not in
+    `train`, and unless the test part has two classes and a class of `train` two different samples.
     """
 
     task: ClassVar[str] = "linear_probe"

@@ -56,7 +56,10 @@ class PairCorrelation(Evaluator):
         }
 
     def _embeddings(self, encode: Callable[[TextInputs], np.ndarray], texts: Sequence[Any], config: Any) -> np.ndarray:
-        """Return the embeddings of P texts, (P, D). Equal texts are encoded once."""
+        """Return the embeddings of P texts, float32 (P, D). Equal texts are encoded once.
+
+        encode: function from inputs of one tower to their embeddings. config: how the texts are made.
+        """
         _, first, number = np.unique([text.key for text in texts], return_index=True, return_inverse=True)
         lengths = np.array([len(texts[i].text.encode()) for i in first])
         return encode(TextInputs([texts[i] for i in first].__getitem__, lengths, self.tokenize, config))[number]

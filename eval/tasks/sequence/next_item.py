@@ -68,7 +68,10 @@ class NextItem(Evaluator):
         return {**{f"{name}@{k}": True for name in ("HR", "nDCG") for k in self.recall_k}, "MRR": True}
 
     def _ranked(self, encode: Encoder) -> tuple[tuple[np.ndarray, np.ndarray], Ranked]:
-        """Return ((embeddings of histories, (n, D), embeddings of items, (N, D)), the ranks of the right items)."""
+        """Return ((embeddings of histories, (n, D), embeddings of items, (N, D)), the ranks of the right items).
+
+        All processes must call it together.
+        """
         x_nD, items_ND = encode_histories(encode, self.data)
         n, count = len(self.data), len(items_ND)
         known = self.data.target_n < count
@@ -103,8 +106,10 @@ class NextItem(Evaluator):
         return {"num_events": float(len(self.data)), "num_items": float(count), "num_unknown": float(unknown)}
 
     def _chance(self) -> dict[str, float]:
-        """Return metric → its expected value if the items that can be answers are ranked at random: all N, or, with
-        seen=drop, all but the other items of the history of each event."""
+        """Return metric → its expected value if the items that can be answers are ranked at random.
+
+        These are all N items, or, with seen=drop, all but the other items of the history of each event.
+        """
         count = len(self.data.items)
         size_n = np.full(len(self.data), count)
         if self.seen is Seen.drop:

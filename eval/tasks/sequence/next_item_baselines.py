@@ -1,8 +1,9 @@
-"""Baselines of next-item prediction, computed from the events of training: popularity, successors of the last item,
-item-kNN; and, for items that are texts, BM25 with the text of the last item as the query.
+"""Baselines of next-item prediction, computed from the events of training.
 
-Each baseline is a function that takes the data and returns a scoring function: it takes a history, the indices of its k
-items, oldest first, int64 (k,), and returns a score of each item as the next one, (N,); higher is better.
+They are popularity, successors of the last item, item-kNN; and, for items that are texts, BM25 with the text of the
+last item as the query. Each baseline is a function that takes the data and returns a scoring function: it takes a
+history, the indices of its k items, oldest first, int64 (k,), and returns a score of each item as the next one, (N,);
+higher is better.
 
 Symbols: N items; U users; k items of a history; i, j items; n_j the number of training events with item j.
 """
@@ -52,12 +53,12 @@ def successors(data: NextItems) -> Score:
 
 
 def item_knn(data: NextItems) -> Score:
-    """Return a function from a history to scores (N,), in which item j has the score Σ_i cos(u_i, u_j) over the
-    different items i of the history, rounded to 9 decimals (Sarwar et al. 2001, section 3.1.1).
+    """Return a function from a history to scores (N,), in which item j has the score Σ_i cos(u_i, u_j).
 
-    u_j, (U,): 1 for each user with a training event with j, else 0. The cosines of all pairs of items are computed once
-    if N ≤ U and they fit into SHARE of the free memory. Then a history costs a sum of k rows of N numbers. Otherwise it
-    costs a pass over all training events.
+    The sum is over the different items i of the history; scores are rounded to 9 decimals (Sarwar et al. 2001, section
+    3.1.1). u_j, (U,): 1 for each user with a training event with j, else 0. The cosines of all pairs of items are
+    computed once if N ≤ U and they fit into SHARE of the free memory. Then a history costs a sum of k rows of N
+    numbers. Otherwise it costs a pass over all training events.
     """
     item_e, user_e = _training(data)
     seen_UN = _matrix(user_e, item_e, (len(data.log.users), item_count(data)))
@@ -82,8 +83,10 @@ def item_knn(data: NextItems) -> Score:
 
 
 def bm25(data: NextItems) -> Score:
-    """Return a function from a history to scores (N,): the BM25 score of each item's text, with the text of the last
-    item of the history as the query; 0 for texts that share no word with the query. The items of `data` must be texts.
+    """Return a function from a history to scores (N,): the BM25 score of the text of each item.
+
+    The query is the text of the last item of the history. Texts that share no word with it have the score 0. The items
+    of `data` must be texts.
     """
     assert isinstance(data.items, ItemTexts)
     texts = [data.items.text(number).text for number in range(item_count(data))]
@@ -139,6 +142,7 @@ def _training(data: NextItems) -> tuple[Int64s, Int64s]:
 
 
 def _counts(data: NextItems) -> np.ndarray:
+    """Return the number of training events of each item, float64 (N,)."""
     return np.bincount(_training(data)[0], minlength=item_count(data)).astype(np.float64)
 
 
