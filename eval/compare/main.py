@@ -92,7 +92,7 @@ def differing_keys(runs: Runs) -> Keys:
 def _text(value: Any) -> str:
     """Return a configuration value as text: a string as it is, any other value as JSON.
 
-    `printable` escapes the result.
+    Control characters are escaped and credentials removed (`printable`).
     """
     return printable(value if isinstance(value, str) else json.dumps(value, default=str, skipkeys=True))
 

@@ -139,7 +139,11 @@ class Encoder:
                 yield embeddings, keys
 
     def _embed(self, tower: nn.Module, inputs: Tensor) -> Tensor:
-        """Return the embeddings, float32 (b, D), of the b items of a block, whose tower inputs are `inputs`, (b, …)."""
+        """Return the embeddings of the b items of a block, float32 (b, D), on the device of `world`.
+
+        inputs: the tower inputs of these items, (b, …). D is `width`, if it is set and `features` is not. Raises
+        ConfigError for a `width` above that of the tower's embeddings.
+        """
         device, count = self.world.device, len(inputs)
         if self.few_shapes:
             missing = min(1 << (count - 1).bit_length(), self.block) - count

@@ -101,7 +101,7 @@ class MiningData(Protocol):
     def item_keys(self) -> Int64s: ...
 
     def sides(self) -> tuple[Side, Side]:
-        """Return the n rows of queries and the m items as inputs of their towers."""
+        """Return (queries, items) as inputs of their towers: the n rows of queries and the m items."""
         ...
 
     def labelled(self, groups: Sequence[list[int]], queries_bD: np.ndarray) -> list[LabelledQuery]:
@@ -271,8 +271,8 @@ def _reasons_to_drop(
 
     Returns (k,) indices into BY_NUMBERS, the tuple of reasons; 0 stands for no reason. What needs the text of the item
     is not checked: "repeated", "answer", and whether the item is right under any title. keys_k: content keys (hashes of
-    the text) of the hits. Margins and max_score apply to source.scores, or to the scores of the search if source.scores
-    is None.
+    the content) of the hits. Margins and max_score apply to source.scores, or to the scores of the search if
+    source.scores is None.
     """
     right_k = np.isin(keys_k, query.keys) | np.isin(hits.positions, query.positions)
     if source.scores is None:

@@ -189,13 +189,13 @@ def _averaged(values: Sequence[float], how: Callable[[Any], Any] = np.mean) -> l
 
 
 def _label(text: str) -> str:
-    """Shorten a class name for an axis: without control characters, at most 20 characters."""
+    """Shorten a class name for an axis to at most 20 characters; control characters become blanks."""
     shown = "".join(c if c.isprintable() else " " for c in text)
     return shown if len(shown) <= 20 else f"{shown[:19]}…"
 
 
 def _count(value: float) -> str:
-    """Format a step for an axis: 200, 2,500 or 20k; "" for a value that is no whole number."""
+    """Format a step for an axis: 200, 2,500 or 20k; "" for a value below 10,000 that is no whole number."""
     return f"{value / 1000:g}k" if abs(value) >= 10_000 else f"{value:,.0f}" if value == round(value) else ""
 
 

@@ -46,7 +46,10 @@ class Answers(Evaluator):
         return {"choice_accuracy": True, "log_likelihood": True, "perplexity": False}
 
     def scores(self, encode: Encoder) -> np.ndarray:
-        """Return the score of each answer, the mean log-likelihood of its tokens after its prompt, float64 (N,)."""
+        """Return the score of each answer, the mean log-likelihood of its tokens after its prompt, float64 (N,).
+
+        encode: its y tower must be that of a language model. All processes must call it together.
+        """
         return replace(encode, cosine=False, features=False)("y", self.data)[:, 0].astype(np.float64)
 
     @property
@@ -99,7 +102,9 @@ class Answers(Evaluator):
 
     def cases(self, score_N: np.ndarray, examples: int) -> list[Case]:
         """Return example cases, `examples` of each kind (best, worst, random), of prompts that have wrong answers.
-        score_N: the scores of all answers."""
+
+        score_N: the scores of all answers.
+        """
         several = np.flatnonzero(self._counts[0])
         rank_n = self._ranks(score_N)[several]
         starts = np.searchsorted(self.data.row_N, np.arange(len(self.data.prompts) + 1))
@@ -119,4 +124,5 @@ class Answers(Evaluator):
         return ranked_case(kind, query, rank, found[:ANSWERS], right)
 
     def _item(self, number: int) -> Item:
+        """Return the entry of answer `number` in an example case."""
         return item(str(number), excerpt(self.data.answers[number].text)[0])

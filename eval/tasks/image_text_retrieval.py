@@ -110,6 +110,7 @@ class Direction:
 
     @property
     def rank(self) -> np.ndarray:
+        """The rank of the best right item of each query, int64 (n,); at the first access as `ranked`."""
         return self.ranked.ranking.rank
 
     def first(self, queries: np.ndarray) -> Hits:

@@ -21,7 +21,8 @@ class TrainedClasses(ZeroShot):
     """Evaluator of the classes that a run of task=labelled trains, scored with the class embeddings of the y tower.
 
     The class embeddings are L2-normalised only if Encoder.cosine is True. classes: class name → [the text or name from
-    which `tokenize` makes the tower's input for the class]. Raises DataError for a label that is no class.
+    which `tokenize` makes the tower's input for the class]. Raises DataError, when it is made, for a label that is no
+    class.
     """
 
     task: ClassVar[str] = "classification"
@@ -38,8 +39,8 @@ class RareClass(Evaluator):
     """Evaluator of a score (embeddings of width 1) that tells one class from all others.
 
     data: samples with their classes. rare: the class. max_fpr: the largest false-positive rate of a further partial
-    AUC, that of the run's objective (objective.alpha). Raises DataError unless some samples are of class `rare` and
-    some are not.
+    AUC, that of the run's objective (objective.alpha). Raises DataError, when it is made, unless some samples are of
+    class `rare` and some are not.
     """
 
     data: LabelledSet

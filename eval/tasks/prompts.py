@@ -115,7 +115,8 @@ class InContextTask:
 def read_in_context(path: Path) -> InContextTask:
     """Read the task file of in-context evaluation (JSON) at `path`.
 
-    Raises ConfigError if the file cannot be read, or if a key is missing, wrong or unknown.
+    Relative paths of questions and examples are resolved against the folder of the file. Raises ConfigError if the file
+    cannot be read, or if a key is missing, wrong or unknown.
     """
     names = ("questions", "examples", "language_model")
     content = _content(path, "in_context", dict.fromkeys(names, (str, "a text")))

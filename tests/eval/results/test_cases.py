@@ -117,5 +117,6 @@ def test_a_collapsed_model_has_a_histogram(apart: int) -> None:
 
 
 def test_positions_are_spread_evenly() -> None:
-    assert evenly_spread(10, 3).tolist() == [0, 4, 9] and evenly_spread(3, 10).tolist() == [0, 1, 2] and evenly_spread(0).tolist() == []
+    assert evenly_spread(10, 3).tolist() == [0, 4, 9] and evenly_spread(3, 10).tolist() == [0, 1, 2]
+    assert evenly_spread(0).tolist() == []
     assert len(np.unique(evenly_spread(100_000))) == 2000
