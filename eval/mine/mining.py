@@ -176,9 +176,7 @@ def mine(
     return summary
 
 
-def encode_queries_and_items(
-    encode: Encoder, data: MiningData, folder: Path, log: Callable[[str], None] | None = None
-) -> MiningInput:
+def embed_all(encode: Encoder, data: MiningData, folder: Path, log: Callable[[str], None] | None = None) -> MiningInput:
     """Encode queries and items, write their embeddings into `folder`, and return a MiningInput without scores.
 
     All processes must call it together. The embeddings are those of the current weights of `encode`, in the folders
