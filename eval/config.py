@@ -15,7 +15,11 @@ Baseline = StrEnum("Baseline", ["bm25", "untrained", "fusion", "popularity", "su
 
 @dataclass
 class EvalCommand(RunOptions):
-    """Options of the command `python -m eval`: which model to evaluate, on which data, and how."""
+    """Options of the command `python -m eval`: which model to evaluate, on which data, and how.
+
+    An option that is None keeps the value of the run, unless its description says what None means. Raises ConfigError
+    for a value of recall_k, depth or index that is out of range.
+    """
 
     run: str | None = described(None, "a run folder (its newest checkpoint), RUN@best or one checkpoint folder; or:")
     checkpoint: str | None = described(None, "the same by another name; or:")
@@ -77,7 +81,10 @@ class ScoreCommand:
 
 @dataclass
 class MineCommand(RunOptions):
-    """Options of the command `python -m eval.mine`, which finds hard negatives with the model of a run."""
+    """Options of the command `python -m eval.mine`, which finds hard negatives with the model of a run.
+
+    An option that is None keeps the value of the run, unless its description says what None means.
+    """
 
     run: str = described(MISSING, "a run folder (its newest checkpoint), RUN@best or one checkpoint folder")
     corpus: str | None = run_option(PassageConfig, "corpus")
@@ -121,6 +128,6 @@ class ReportCommand:
 
 @dataclass
 class CompareCommand:
-    """Options of the command `python -m eval.compare`, beside the run folders."""
+    """Options of the command `python -m eval.compare`. The run folders are no options, but arguments without a key."""
 
     out: str | None = described(None, "also write the table to this file as CSV")

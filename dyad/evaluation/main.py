@@ -128,7 +128,7 @@ def evaluate(command: EvalCommand, config: "TrainConfig", found: "FoundModel") -
     found: the model, not loaded yet.
     """
     from dyad.eval.encode.encoder import Encoder
-    from dyad.eval.results.write import facts, print_tables, result, write
+    from dyad.eval.results.write import model_facts, print_tables, result, write
     from dyad.evaluation.load_run import LoadedRun, own_output
     from dyad.evaluation.suite import build_evaluators
     from dyad.run.evaluation import try_write_report
@@ -145,7 +145,7 @@ def evaluate(command: EvalCommand, config: "TrainConfig", found: "FoundModel") -
         # rank 0 indexes new shards, the others find them indexed
         evaluators = rank_0_first(world, lambda: build_evaluators(config, loaded.model, baselines, before))
         set_timeout(config.dist.timeout)
-        about = facts(config, loaded.source, trained and trained.step)
+        about = model_facts(config, loaded.source, trained and trained.step)
         own = trained.run / "eval" if trained else Path("runs") / re.sub(r"[^\w.-]+", "_", f"eval-{loaded.source}")
         folder = Path(command.out).expanduser() if command.out else own_output(trained.run, "eval") if trained else own
         results, written = [], []

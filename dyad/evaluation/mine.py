@@ -112,7 +112,7 @@ def negatives(command: MineCommand, config: TrainConfig, run: Path) -> None:
     `with_mine_options`. run: the run folder.
     """
     from dyad.eval.encode.encoder import Encoder
-    from dyad.eval.mine.mining import MINED, embedded, mine
+    from dyad.eval.mine.mining import MINED, embed_all, mine
     from dyad.eval.mine.pair_scores import read_pair_scores
     from dyad.evaluation.load_run import load_on_all, own_output
     from dyad.train.distributed.agreement import raise_on_all, rank_0_first
@@ -127,7 +127,7 @@ def negatives(command: MineCommand, config: TrainConfig, run: Path) -> None:
         data, corpus = rank_0_first(world, opened)
         set_timeout(config.dist.timeout)
         scores = raise_on_all(world, lambda: None if command.scores is None else read_pair_scores(command.scores))
-        source = embedded(Encoder.of(config, trained.model, world), data, out / "embeddings")
+        source = embed_all(Encoder.of(config, trained.model, world), data, out / "embeddings")
         identity = {
             "checkpoint": str(trained.checkpoint),
             "step": trained.step,

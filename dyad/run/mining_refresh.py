@@ -26,7 +26,7 @@ from dyad.data.question_passage.dataset import QuestionPassage
 from dyad.data.question_passage.negatives import MinedNegatives
 from dyad.data.shards.storage import sha256_of
 from dyad.eval.encode.encoder import Encoder
-from dyad.eval.mine.mining import MINED, SUMMARY, embedded, mine
+from dyad.eval.mine.mining import MINED, SUMMARY, embed_all, mine
 from dyad.eval.mine.passages import QuestionsAndPassages
 from dyad.train.distributed.agreement import rank_0_first, rank_0_only
 from dyad.train.run_folder.folder import folder_of, steps
@@ -100,7 +100,7 @@ class NegativeRefresh:
         assert corpus is not None, "the dataset refuses refresh_every without a corpus"
         with encode.weights():
             pairs = QuestionsAndPassages(data.questions, corpus, data.tokenize, data.config)
-            source = embedded(encode, pairs, done, self.log)
+            source = embed_all(encode, pairs, done, self.log)
             summary = mine(source, data.config.negatives.mining, folder, encode.world, {"step": step})
         rank_0_only(encode.world, lambda: self._tidy(step))
         self.log(

@@ -1,5 +1,4 @@
-"""The command `python -m eval.compare runs/a runs/b`, which prints the keys that differ between runs, and a table of
-their scores."""
+"""Compare runs: the keys that differ and a table of scores, by `python -m eval.compare runs/a runs/b`."""
 
 import csv
 import json
@@ -55,10 +54,11 @@ def main() -> None:
 
 
 def read_runs(folders: Iterable[Path]) -> dict[str, RunFolder]:
-    """Read run folders; return the path of each below the folder that holds all of them → its content.
+    """Read run folders; return name → content, where the name is the path of a run below the common folder of all runs.
 
-    Parts that cannot be read, and folders that are no run folders, are left out, with a line on stderr. Raises
-    ConfigError for a path that is no folder, and for fewer than two run folders.
+    Folders that are no run folders, or whose config.yaml cannot be read, are left out, with a line on stderr; so are
+    damaged parts of a run. A folder that is given twice counts once. Raises ConfigError for a path that is no folder,
+    and if fewer than two runs are left.
     """
     found = dict[Path, RunFolder]()
     for folder in folders:
@@ -78,10 +78,10 @@ def read_runs(folders: Iterable[Path]) -> dict[str, RunFolder]:
 
 
 def differing_keys(runs: Runs) -> Keys:
-    """Return the keys that change the weights and differ between the runs, with their values.
+    """Return the keys that change the weights and differ between the runs: key → name of a run → its value as text.
 
-    A key of ADDED that an older run lacks has the value there. Others that a run lacks, such as options of another
-    objective, have no value for it, which is no difference.
+    A key that an older run lacks has its value in ADDED (train/run_folder/older_runs.py). Other keys that a run lacks,
+    such as options of another objective, have no entry for this run; that is no difference.
     """
     options = {name: {**ADDED, **run.options} for name, run in runs.items()}
     keys = dict.fromkeys(key for run in runs.values() for key in run.options if not key.startswith(NOT_MATHS))
@@ -90,14 +90,19 @@ def differing_keys(runs: Runs) -> Keys:
 
 
 def _text(value: Any) -> str:
-    """Return a value as JSON has it, but a text without quotes."""
+    """Return a configuration value as text: a string as it is, any other value as JSON.
+
+    Control characters are escaped and credentials removed (`printable`).
+    """
     return printable(value if isinstance(value, str) else json.dumps(value, default=str, skipkeys=True))
 
 
 def headlines(runs: Runs) -> Metrics:
-    """Return the headline metrics of the runs: first those with a known direction, and of them that of data.val first.
+    """Return (data set, headline metric) → whether a higher value is known to be better, in the order of the columns.
 
-    In the tasks of KINDS a higher headline is better. Evaluators of plugins have tasks of their own.
+    First come the metrics with a known direction, of them first those of data.val. The direction is known for the tasks
+    of KINDS (eval/results/kinds.py), in which a higher headline is better, and unknown for tasks of plugins. Results
+    without metrics are left out.
     """
     results = [result for run in runs.values() for result in run.results if result["metrics"]]
     found = {(result["dataset"], headline(result["metrics"])): result["task"] in KINDS for result in results}
@@ -105,14 +110,17 @@ def headlines(runs: Runs) -> Metrics:
 
 
 def best_first(runs: Runs, metrics: Metrics) -> Runs:
-    """Sort runs by the first metric with a known direction, if there is one; runs without a value come last."""
+    """Sort runs by the first metric that is True in `metrics`, the highest value first.
+
+    Runs without a value come last. If no metric is True, the runs keep their order.
+    """
     first = next((metric for metric, higher in metrics.items() if higher), ("", ""))
     found = {name: score_of(run, first).value for name, run in runs.items()}
     return {name: runs[name] for name in sorted(runs, key=lambda name: (found[name] is None, -(found[name] or 0)))}
 
 
 def score_of(run: RunFolder, metric: tuple[str, str]) -> Score:
-    """Return the score of a run. metric: (data set, metric). The score has the value None if the run lacks it."""
+    """Return the score of a run in `metric`, a pair (data set, metric); its value is None if the run lacks it."""
     return score(next((result for result in run.results if result["dataset"] == metric[0]), {"metrics": {}}), metric[1])
 
 
@@ -120,7 +128,7 @@ def score_of(run: RunFolder, metric: tuple[str, str]) -> Score:
 
 
 def key_tables(keys: Keys) -> Iterator[Any]:
-    """Yield a Rich table of the keys that differ, or a sentence: a row for each value, with the runs that have it."""
+    """Yield a Rich table of the keys that differ, a row for each value with the runs that have it; or one sentence."""
     table = new_table("key", "value", "runs", first_width=None)
     for key, values in keys.items():
         for n, value in enumerate(dict.fromkeys(values.values())):
@@ -148,7 +156,7 @@ def score_tables(runs: Runs, metrics: Metrics, width: int) -> Iterator[Any]:
 
 
 def _cell(found: Score, is_best: bool) -> str:
-    """Format a score as its value, marked if it is the best, and its 95 % interval on a second line, if it has one."""
+    """Format a score as its value, with "*" if it is the best; a second line has its 95 % interval, if it has one."""
     ends = "" if found.low is None else f"\n{number(found.low)}–{number(found.high)}"
     return f"{number(found.value)}{'*' * (is_best and found.value is not None)}{ends}"
 
@@ -164,9 +172,9 @@ def notes(runs: Runs, metrics: Metrics) -> Iterator[str]:
 
 
 def as_csv(runs: Runs, keys: Keys, metrics: Metrics) -> str:
-    """Return the table of scores as CSV, with a column for each key that differs.
+    """Return the scores as CSV text: a row for each run, a column for each metric and for each key that differs.
 
-    A text that a spreadsheet would take for a formula gets an apostrophe before it.
+    Intervals are not in it. A text that a spreadsheet would take for a formula gets an apostrophe before it.
     """
     rows: list[list[Any]] = [["run", "status", "steps", "loss", *map(" ".join, metrics), *keys]]
     for name, run in runs.items():

@@ -34,7 +34,7 @@ from dyad.data.base.errors import ConfigError, DataError
 from dyad.data.base.files import sync, whole_file, write_errors, write_json
 from dyad.data.base.json_text import read_json
 from dyad.data.base.progress import print_line, progress
-from dyad.eval.encode.encoder import Encoder, check_finite, tied
+from dyad.eval.encode.encoder import Encoder, check_finite, one_embedding_per_key
 from dyad.eval.encode.process_memory import trim_heap
 from dyad.train.distributed.agreement import from_rank_0, raise_on_all, rank_0_only
 from dyad.train.distributed.sharded_tensors import is_sharded
@@ -50,11 +50,11 @@ Ids = Callable[[int, int], Sequence[str]]  # (start, stop) → the ids of these 
 
 
 class SizedItems(Protocol):
-    """Items that a tower can encode (its inputs), with random access and known lengths. Must be picklable, since loader
-    processes (which load tower inputs) read them.
+    """Items that a tower can encode, with random access and known lengths.
 
-    lengths: (N,) the length of each of N items, in any unit; items are sorted by length to save padding. take: returns
-    the inputs of the items with the indices `rows` as one tensor (len(rows), …), padded to one length.
+    Loader processes read them, so they must be picklable. lengths: (N,) the length of each of N items, in any unit;
+    items are sorted by length to save padding. take: returns the tower inputs of the items with the indices `rows` as
+    one tensor (len(rows), …), padded to one length.
     """
 
     @property
@@ -80,16 +80,17 @@ def encode_corpus(
     """Encode all N items with a tower of `encode`; return their embeddings, (N, D), in every process.
 
     All processes must call it together. side: the tower, "x" or "y". dtype: float32 or float16. folder: where the
-    embeddings are written; the result is a read-only memory map of them; None: they are in RAM. ids: function (start,
-    stop) → ids of the items start … stop − 1; needed with a folder. identity: digest of weights and items
-    (identity_of). A folder with the same settings is reused, and completed if a part is missing; a folder with other
-    settings is overwritten, and `log` prints a line. window: number of items after which the embeddings are saved,
-    rounded up to whole blocks of the encoder. log: function that prints a line; None: a progress bar on a terminal,
-    lines on standard output elsewhere.
+    embeddings are written; the result is a read-only memory map of them; None: each process has them in RAM. ids:
+    function (start, stop) → ids of the items start … stop − 1; needed with a folder. identity: digest of weights and
+    items (identity_of); needed with a folder, since embeddings with the same identity are used again. A folder with the
+    same settings is completed if a part is missing; a folder with other settings is overwritten, and `log` prints a
+    line. window: number of items after which the embeddings are saved, rounded up to whole blocks of the encoder. log:
+    function that prints a line, called in process 0; None: a progress bar on a terminal, lines on standard output
+    elsewhere.
 
     Raises ConfigError for a folder that is in use, contains files of other origin, or is on a disk without enough
     space; DataError for a damaged folder, an id with a line break, and values that are not finite; HardwareError if the
-    disk fails.
+    disk fails; Stopped if encode.should_stop returns True.
     """
     world, size = encode.world, -(-window // encode.block) * encode.block
     settings = {
@@ -122,11 +123,11 @@ def encode_corpus(
 
 
 def identity_of(tower: nn.Module, *facts: str) -> str:
-    """Compute a SHA-256 digest of everything that the embeddings of a tower depend on: its weights by name, the
-    extra_repr of its modules (for example the kind of pooling), and `facts`.
+    """Return a digest (SHA-256, hexadecimal) of everything that the embeddings of a tower depend on.
 
-    facts: digests or descriptions of the data and of how texts are prepared. The result is the same for whole and for
-    sharded weights. If weights are sharded, every rank must call it, because the parts of each weight are gathered.
+    That is its weights by name, the extra_repr of its modules (for example the kind of pooling), and `facts`: digests
+    or descriptions of the data and of how texts are prepared. The result is the same for whole and for sharded weights.
+    If weights are sharded, every rank must call it, because the parts of each weight are gathered.
     """
     digest = hashlib.sha256(json.dumps(facts).encode())
     for module in tower.modules():
@@ -143,8 +144,10 @@ def identity_of(tower: nn.Module, *facts: str) -> str:
 
 @dataclass
 class _Sorted:
-    """The items from index `first` on as Items, in the order in which they are encoded: window by window, and in each
-    window (`size` consecutive items) the longest item first.
+    """The items from index `first` on as Items (data/image_text/items.py), in the order in which they are encoded.
+
+    The order is window by window; in each window (`size` consecutive items) the longest item comes first. `first` is
+    the first item of a window. _order: (first item, order) of the window that was asked for last.
     """
 
     items: SizedItems
@@ -166,8 +169,9 @@ class _Sorted:
         return self.items.take((window + self.order(window)[begin : begin + stop - start]).tolist())
 
     def order(self, window: int) -> np.ndarray:
-        """Return the encoding order of a window (`size` consecutive items): item indices relative to its first item,
-        the longest item first. window: the index of its first item.
+        """Return the encoding order of a window: item indices relative to its first item, the longest item first.
+
+        window: the index of the first item of the window, which has `size` consecutive items.
         """
         if self._order[0] != window:
             lengths = np.asarray(self.items.lengths[window : window + self.size]).astype(np.int64)
@@ -178,12 +182,11 @@ class _Sorted:
 def _windows(
     encode: Encoder, side: Literal["x", "y"], items: SizedItems, size: int, first: int
 ) -> Iterator[tuple[int, np.ndarray]]:
-    """Encode the items from index `first` on with a tower of `encode`, a window (`size` consecutive items) at a time;
-    yield (index of the first item of the window, embeddings of the window).
+    """Encode the items from index `first` on; yield (index of the first item, embeddings) of each window.
 
-    The embeddings are float32 (S, D) for the S items of the window, in the order of the items; every process gets every
-    window. Equal items of a window have equal embeddings. side: the tower, "x" or "y". Raises DataError for values that
-    are not finite.
+    The embeddings are float32 (S, D) for the S items of the window (`size` consecutive items, fewer in the last one),
+    in the order of the items. All processes must iterate to the end; every process gets every window. Equal items of a
+    window have equal embeddings. side: the tower, "x" or "y". Raises DataError for values that are not finite.
     """
     view, at = _Sorted(items, size, first), first
     window, keys_S = np.empty((0, 0), np.float32), np.empty(0, np.int64)
@@ -200,7 +203,7 @@ def _windows(
             at += len(part)
             if at == stop:
                 check_finite(window, side, start)
-                yield start, tied(window, keys_S)
+                yield start, one_embedding_per_key(window, keys_S)
 
 
 # ---- where they are stored -----------------------------------------------------------------------------------------
@@ -233,11 +236,11 @@ class _Folder:
     world: World
 
     def opened(self, ids: Ids, stack: ExitStack, log: Callable[[str], None]) -> int:
-        """Open or begin the folder of embeddings, lock it until `stack` closes, and return how many windows (see the
-        module docstring) are already on disk.
+        """Open or begin the folder of embeddings; return how many windows are already on disk.
 
-        Only process 0 may call it. A folder made with other settings is begun anew, and `log` prints a line. ids:
-        function (start, stop) → ids of the items start … stop − 1. Raises the errors of encode_corpus.
+        Windows are explained in the module docstring. The folder stays locked until `stack` closes. Only process 0 may
+        call it. A folder made with other settings is begun anew, and `log` prints a line. ids: function (start, stop) →
+        ids of the items start … stop − 1. Raises the errors of encode_corpus.
         """
         with write_errors(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -254,9 +257,11 @@ class _Folder:
             return state["windows"]
 
     def write(self, start: int, vectors: np.ndarray) -> None:
+        """Write the embeddings of the window that begins with item `start`; all processes must call it together."""
         rank_0_only(self.world, lambda: self._write(start, vectors))
 
     def matrix(self) -> np.ndarray:
+        """Return the embeddings on disk as a read-only memory map; raise DataError if the file is damaged."""
         path = self.folder / VECTORS
         try:
             vectors = map_array(path, self.folder)
@@ -267,9 +272,9 @@ class _Folder:
         return vectors
 
     def _state(self) -> dict[str, Any]:
-        """Read state.json in the folder of embeddings; return {"settings": the settings with which the embeddings were
-        made, "windows": how many windows are on disk}. Without state.json, return the current settings and 0 windows.
+        """Read state.json in the folder of embeddings; without this file return the current settings and 0 windows.
 
+        Returns {"settings": the settings with which the embeddings were made, "windows": how many windows are on disk}.
         Raises ConfigError if the folder has embeddings or ids but no state.json, DataError if state.json is damaged.
         """
         path = self.folder / STATE
@@ -328,6 +333,7 @@ def _as_dtype(vectors: np.ndarray, dtype: str) -> np.ndarray:
 
 
 def _line(name: str) -> bytes:
+    """Return the line of ids.txt for an id. Raises DataError for an id that has a line break or is no Unicode text."""
     if "\n" in name:
         raise DataError(f"the id {name!r} has a line break, and {IDS} holds one id a line")
     try:

@@ -8,7 +8,8 @@ tower calls (a surplus call repeats the last block), and after each round all pr
 round. So a tower gets the same blocks for every W, every item counts once, and the device holds W blocks at a time.
 
 The last bits of an embedding depend on the other rows of its block. Equal items, which may be in different blocks, all
-get the embedding of the first of them (see `tied`), so that their scores differ by the rounding of one product at most.
+get the embedding of the first of them (`one_embedding_per_key`), so that their scores differ by the rounding of one
+product at most.
 """
 
 from __future__ import annotations
@@ -43,17 +44,17 @@ from dyad.train.towers.tower import Tower, tf32_products
 
 @dataclass(frozen=True)
 class Encoder:
-    """Encodes items with the towers of a model: `encoder("x", items)` returns the embeddings of N items, float32 (N,
-    D), in every process.
+    """Encodes items with the towers of a model: `encoder("x", items)` returns embeddings, float32 (N, D).
 
-    towers: side, "x" or "y" → tower. block: items per tower call. workers: loader processes for each process, 0 for
-    none. precision: autocast of the towers, fp32, bf16 or fp16. cosine: whether embeddings are L2-normalised. features:
-    whether to return the output of a tower's trunk, before its projection; feature maps are averaged over height and
-    width. width: how many of the first numbers of an embedding to return; None: all of them. few_shapes: whether a
-    short block is padded to a power of two of rows, since every new shape costs time for compiled towers and on GPUs.
+    Every process gets all N embeddings. towers: side, "x" or "y" → tower, on the device of `world`. block: items per
+    tower call. workers: loader processes for each process, 0 for none. precision: autocast of the towers, fp32, bf16 or
+    fp16. cosine: whether embeddings are L2-normalised. features: whether to return the output of a tower's trunk,
+    before its projection; feature maps are averaged over height and width. width: how many of the first numbers of an
+    embedding to return, before it is normalised; None: all of them; not used with features. few_shapes: whether a short
+    block is padded to a power of two of rows, since every new shape costs time for compiled towers and on GPUs.
     should_stop: called before each tower call, with the same result in all processes; if it returns True, encoding
     raises Stopped. timeout: seconds to wait for a block of a loader process; 0: no limit. weights: returns a context
-    manager in which the towers hold the weights to evaluate; the caller enters it.
+    manager in which the towers hold the weights to evaluate; the encoder does not enter it, its caller must.
     """
 
     towers: dict[str, nn.Module]
@@ -73,10 +74,10 @@ class Encoder:
     def of(
         cls, config: TrainConfig, model: TwoTowerModel, world: World, should_stop: Callable[[], bool] = lambda: False
     ) -> Encoder:
-        """Return an Encoder with the towers of `model` and the options of the run's configuration, but of whole
-        embeddings. Moves the towers to the device of this process.
+        """Return an Encoder with the towers of `model` and the options of `config`, except eval.width.
 
-        should_stop: called before each tower call; if it returns True, encoding raises Stopped.
+        So it returns whole embeddings. It moves the towers to the device of this process. should_stop: called before
+        each tower call; if it returns True, encoding raises Stopped.
         """
         towers = model.towers.to(world.device)
         return cls(
@@ -92,26 +93,26 @@ class Encoder:
         )
 
     def __call__(self, side: Literal["x", "y"], items: Items) -> np.ndarray:
-        """Encode all N items with the tower of one side; return their embeddings, float32 (N, D), in the order of the
-        items. All processes must call it together with the same items.
+        """Encode N items with the tower of one side; return their embeddings, float32 (N, D), in order.
 
-        side: the tower, "x" or "y". items: the inputs of this tower, read by index. D: embedding width. Raises
-        DataError if the tower returns a value that is not finite, ConfigError for a `width` above that of the tower's
-        embeddings, Stopped if should_stop returns True.
+        All processes must call it together with the same items, at least one. side: the tower, "x" or "y". items: the
+        inputs of this tower, read by index. D: embedding width. Equal inputs have equal embeddings. Raises DataError if
+        the tower returns a value that is not finite, ConfigError for a `width` above that of the tower's embeddings,
+        Stopped if should_stop returns True.
         """
         embeddings, keys = map(np.concatenate, zip(*self.rounds(side, items), strict=True))
         check_finite(embeddings, side)
-        return tied(embeddings, keys)
+        return one_embedding_per_key(embeddings, keys)
 
     @torch.no_grad()  # not inference_mode: features that a frozen trunk caches here are used in training too
     def rounds(self, side: Literal["x", "y"], items: Items) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Encode items with the tower of one side, "x" or "y", and yield their embeddings and content keys in order,
-        round by round.
+        """Encode items with the tower of one side; yield their embeddings and content keys in order, round by round.
 
-        In each round each of W processes encodes one block of E items, and all processes get the embeddings of these
-        W·E items, float32 (W·E, D) with D their width, and the keys, int64 (W·E,). Equal inputs have equal keys. The
-        last round may have fewer rows. Every process must iterate to the end. Raises Stopped if the function
-        should_stop of the encoder returns True before a round.
+        side: the tower, "x" or "y". In each round each of W processes encodes one block of E items, and all processes
+        get the embeddings of these W·E items, float32 (W·E, D) with D their width, and the keys, int64 (W·E,). Equal
+        inputs have equal keys; their embeddings may differ in the last bits. Values that are not finite are yielded
+        too. The last round may have fewer rows. Every process must iterate to the end. Raises ConfigError and Stopped
+        as `__call__` does.
         """
         tower, world, left = self.towers[side], self.world, len(items)
         assert items, "nothing to encode"
@@ -138,7 +139,11 @@ class Encoder:
                 yield embeddings, keys
 
     def _embed(self, tower: nn.Module, inputs: Tensor) -> Tensor:
-        """Return the embeddings, float32 (b, D), of the b items of a block, whose tower inputs are `inputs`, (b, …)."""
+        """Return the embeddings of the b items of a block, float32 (b, D), on the device of `world`.
+
+        inputs: the tower inputs of these items, (b, …). D is `width`, if it is set and `features` is not. Raises
+        ConfigError for a `width` above that of the tower's embeddings.
+        """
         device, count = self.world.device, len(inputs)
         if self.few_shapes:
             missing = min(1 << (count - 1).bit_length(), self.block) - count
@@ -188,24 +193,27 @@ class Evaluator(ABC):
 
     @abstractmethod
     def report(self, encode: Encoder, examples: int | None = None) -> Report:
-        """Evaluate a model on the data set of this evaluator and return a Report with the metrics. All processes must
-        call it together.
+        """Evaluate a model on the data set of this evaluator; return a Report with the metrics.
 
-        encode: encodes items with the towers of the model. examples: how many example cases of each kind (best, worst,
-        random) the report has. With a number, the report also has 95 % intervals, score histograms and, for
-        classification, how often classes were confused. None: the report has only the metrics.
+        All processes must call it together. encode: encodes items with the towers of the model. examples: how many
+        example cases of each kind (best, worst, random) the report has. With a number, also 0, the report has 95 %
+        intervals, score histograms and, for classification, how often classes were confused. None: the report has only
+        the metrics.
         """
 
     def higher_is_better(self) -> dict[str, bool]:
-        """Return metric → whether a higher value is better, for each metric of the report that checkpoint.best may
-        name. They are known before anything is evaluated.
+        """Return metric → whether a higher value is better, for the metrics that checkpoint.best may name.
+
+        Names are those in the report. It is called before anything is evaluated.
         """
         return {}
 
 
 def _block(items: Items, size: int, start: int) -> tuple[Tensor, Tensor]:
-    """Load the items start … start + size − 1, or fewer at the end of `items`. Return the tower inputs, (b, …), and the
-    content keys, int64 (b,), of these b items. Equal inputs have equal keys; the padding of texts does not count.
+    """Load a block of b items; return (the tower inputs, (b, …), the content keys of the items, int64 (b,)).
+
+    The block has the items start … start + size − 1, fewer at the end of `items`. Equal inputs have equal keys; the
+    padding of texts does not count.
     """
     begin_item(start)
     inputs = items.block(start, min(start + size, len(items)))
@@ -213,10 +221,10 @@ def _block(items: Items, size: int, start: int) -> tuple[Tensor, Tensor]:
     return inputs, torch.tensor([content_key(row.tobytes().rstrip(padding)) for row in inputs.numpy()])
 
 
-def tied(embeddings: np.ndarray, keys: np.ndarray) -> np.ndarray:
+def one_embedding_per_key(embeddings: np.ndarray, keys: np.ndarray) -> np.ndarray:
     """Return embeddings (N, D) in which each of N items has the embedding of the first item with the same key.
 
-    embeddings: (N, D). keys: the content key of each item, (N,).
+    embeddings: (N, D); returned as they are if no two keys are equal. keys: the content key of each item, (N,).
     """
     _, first, number = np.unique(keys, return_index=True, return_inverse=True)
     return embeddings if len(first) == len(keys) else embeddings[first[number]]
@@ -238,10 +246,11 @@ def _evaluating(tower: nn.Module) -> Iterator[None]:
 
 
 def _gathered(own_bD: Tensor, rows: int, world: World) -> np.ndarray:
-    """Gather the values of one block from each of W processes, (b, D) each, into one array in every process, in rank
-    order, which is also the order of the blocks.
+    """Gather one block from each of W processes; return all rows, in rank order, as one NumPy array in every process.
 
-    rows: the largest b of the round, to which each part is padded if W > 1. Returns (W · rows, D); (b, D) if W = 1.
+    own_bD: the rows of this process, (b, D); rank order is also the order of the blocks. rows: the largest b of the
+    round, to which each part is padded if W > 1. Returns (W · rows, D); (b, D) if W = 1. All processes must call it
+    together.
     """
     if world.size > 1:
         whole = own_bD.new_empty(world.size * rows, own_bD.shape[1])

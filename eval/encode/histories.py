@@ -15,10 +15,11 @@ from dyad.train.towers.sequence import OfHistory, SequenceTower
 def encode_histories(encode: Encoder, histories: Histories) -> tuple[np.ndarray, np.ndarray]:
     """Return the embeddings of n histories, float32 (n, D), and of all N items they may contain, float32 (N, D).
 
-    All processes must call it together. The score of an item as the next one is the dot product of the embeddings of
-    history and item. For objective=cpc the embedding of a history is W_1 c, the learnt projection of its context c by
-    which the next item is predicted. With encode.features the first array has the contexts c themselves for every
-    objective; their width may differ from D.
+    All processes must call it together. encode: its x tower must be a SequenceTower. The score of an item as the next
+    one is the dot product of the embeddings of history and item, which are L2-normalised if encode.cosine is True. For
+    objective=cpc the embedding of a history is W_1 c, the learnt projection of its context c by which the next item is
+    predicted. With encode.features the first array has the contexts c themselves for every objective; their width may
+    differ from D.
     """
     items_ND = replace(encode, cosine=False, features=False)("y", ItemList(histories.items))
     of_items = torch.from_numpy(items_ND).to(encode.world.device)

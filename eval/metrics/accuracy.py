@@ -8,8 +8,7 @@ TOP_K = (1, 5, 20, 100)
 
 
 def top_k_accuracy(hits: Sequence[Sequence[bool]]) -> dict[str, np.ndarray]:
-    """Return "accuracy@k" → float64 (n,) for each k in TOP_K: 1 if one of the first k passages of a question contains
-    an answer, else 0.
+    """Return "accuracy@k" → float64 (n,) for each k in TOP_K: 1 if one of the first k passages has an answer, else 0.
 
     hits: for each of n questions, whether each of its passages, best first, contains an answer. A row may be shorter
     than k.

@@ -6,14 +6,14 @@ MAX_FPR = 0.05  # the largest false-positive rate of the partial AUC that evalua
 
 
 def auc_values(score: np.ndarray, positive: np.ndarray, max_fpr: float = 1.0) -> np.ndarray:
-    """Return one value for each of n samples, float64 (n,), whose mean is the AUC, or with max_fpr < 1 the partial AUC
-    up to the false-positive rate `max_fpr`, scaled so that chance is 0.5 and the best 1 (McClish 1989).
+    """Return one value for each of n samples, float64 (n,), whose mean is the AUC or the partial AUC up to `max_fpr`.
 
-    score (n,): the higher, the more likely the sample is positive. positive (n,) bool: whether it is; both values must
-    occur. The mean is scikit-learn's roc_auc_score(positive, score, max_fpr=max_fpr); samples of equal scores make one
-    straight segment of the curve. A value is the mean plus the influence of the sample on the mean, so a bootstrap of
-    the values gives an interval; for max_fpr=1 their variance is DeLong's (DeLong et al. 1988). McClish 1989:
-    Analyzing a portion of the ROC curve.
+    max_fpr: the largest false-positive rate; below 1 the partial AUC is scaled so that chance is 0.5 and the best 1
+    (McClish 1989, Analyzing a portion of the ROC curve). score (n,): the higher, the more likely the sample is
+    positive. positive (n,) bool: whether it is; both values must occur. The mean is scikit-learn's
+    roc_auc_score(positive, score, max_fpr=max_fpr); samples of equal scores make one straight segment of the curve. A
+    value is the mean plus the influence of the sample on the mean, so a bootstrap of the values gives an interval; for
+    max_fpr=1 their variance is DeLong's (DeLong et al. 1988).
     """
     _, tied = np.unique(-score, return_inverse=True)  # the group of equal scores of each sample, best first
     counts = np.stack([np.bincount(tied, kind) for kind in (~positive, positive)])

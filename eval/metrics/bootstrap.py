@@ -1,9 +1,9 @@
-"""95 % intervals of a mean over queries, by the bootstrap: groups of queries are drawn again and again, with
-replacement. `summary` returns the metrics of a system with intervals, `comparison` those of its lead over another one.
+"""95 % intervals of a mean over queries, by the bootstrap: groups of queries are drawn with replacement.
 
-Results of queries about one topic are correlated, so topics are drawn, not queries (cluster bootstrap; Field and Welsh
-2007). Two systems are compared by the interval of their differences per query, because a difficulty that both share
-cancels in the difference.
+`summary` returns the metrics of a system with intervals, `comparison` those of its lead over another one. Results of
+queries about one topic are correlated, so topics are drawn, not queries (cluster bootstrap; Field and Welsh 2007). Two
+systems are compared by the interval of their differences per query, because a difficulty that both share cancels in the
+difference.
 """
 
 from collections.abc import Callable, Hashable, Sequence
@@ -32,11 +32,12 @@ def summary(values: Values, groups: Groups) -> dict[str, dict[str, Any]]:
 
 
 def comparison(values: Values, others: Values, groups: Groups) -> dict[str, dict[str, Any]]:
-    """Return the entry of a result for a baseline: the `summary` of the baseline, and under "difference"
-    metric → {"value": mean of model − baseline, "interval": its 95 % interval}.
+    """Return the entry of a result for a baseline: its `summary`, and the lead of the model over it.
 
-    values, others: metric → (n,) the value of the model, and of the baseline, for each of the same n queries. groups:
-    function from the name of a metric to the group of each of these queries.
+    The lead is in "difference": metric → {"value": mean of model − baseline, "interval": its 95 % interval, or None for
+    fewer than two groups}. values, others: metric → (n,) the value of the model, and of the baseline, for each of the
+    same n queries, for the same metrics. groups: function from the name of a metric to the group of each of these
+    queries.
     """
     by_query = {name: v - others[name] for name, v in values.items()}
     ends = _by_metric(by_query, groups)
@@ -47,24 +48,23 @@ def comparison(values: Values, others: Values, groups: Groups) -> dict[str, dict
 def interval(
     values: np.ndarray | Sequence[float], groups: Sequence[Hashable], seed: int = 0, samples: int = SAMPLES
 ) -> list[float] | None:
-    """Return [low, high], the 95 % interval of the mean of a metric over n queries, from `samples` bootstrap samples,
-    each with as many groups of queries as there are, drawn with replacement.
+    """Return [low, high], the 95 % interval of the mean of a metric over n queries; None for fewer than two groups.
 
+    It comes from `samples` bootstrap samples, each with as many groups of queries as there are, drawn with replacement.
     values (n,): the metric of each query. groups: the group of each query; a query with None is a group of its own. To
     compare two systems, pass the metric of one minus the metric of the other. The draws depend only on the number of
-    groups, `samples` and the seed. Returns None if there are fewer than two groups.
+    groups, `samples` and the seed.
     """
     return _intervals([values], _numbered(groups), seed, samples)[0]
 
 
 def class_mean_interval(hit: np.ndarray, label: np.ndarray, seed: int = 0) -> list[float] | None:
-    """Return [low, high], the 95 % interval of the mean over classes of the share of hits in a class, from bootstrap
-    samples of n queries.
+    """Return [low, high], the 95 % interval of the mean over classes of the share of hits in a class.
 
-    hit (n,) bool: whether the query is answered right; label (n,): the class of each query. Counts are drawn instead of
-    queries, so that the cost does not depend on n: the sizes of the classes in a sample are multinomial, the hits in a
-    class are binomial. A class that does not occur in a sample is not in the mean of this sample. Returns None if there
-    are fewer than two queries.
+    hit (n,) bool: whether the query is answered right; label (n,): the class of each query. Returns None for fewer than
+    two queries. The interval comes from bootstrap samples of n queries. Counts are drawn instead of queries, so that
+    the cost does not depend on n: the sizes of the classes in a sample are multinomial, the hits in a class are
+    binomial. A class that does not occur in a sample is not in the mean of this sample.
     """
     _, number, size = np.unique(label, return_inverse=True, return_counts=True)
     share = np.bincount(number, hit) / size
@@ -92,8 +92,10 @@ def _by_metric(values: Values, groups: Groups) -> dict[str, list[float] | None]:
 def _intervals(
     values: Sequence[np.ndarray | Sequence[float]], number: np.ndarray, seed: int, samples: int
 ) -> list[list[float]] | list[None]:
-    """Return the `interval` of each of several metrics of the same n queries. number (n,): the index of the group of
-    each query."""
+    """Return the `interval` of each of several metrics of the same n queries, in one pass over the bootstrap samples.
+
+    number (n,): the index of the group of each query.
+    """
     counts = np.bincount(number).astype(np.float64)
     all_sums = [np.bincount(number, each) for each in values]
 
@@ -106,11 +108,11 @@ def _intervals(
 
 
 def _percentiles(means: Means, size: int, seed: int, samples: int = SAMPLES) -> list[Any]:
-    """Return [low, high], the 95 % interval of a mean, from its means in `samples` random samples; of several means, a
-    list of their intervals.
+    """Return [low, high], the 95 % interval of a mean, from its means in `samples` random samples.
 
-    means: function (random generator, count) → means of `count` random samples, along the last axis. size: how many
-    random numbers one sample needs; the more, the fewer samples are drawn at one time, to save memory.
+    means: function (random generator, count) → means of `count` random samples, along the last axis; if it returns the
+    means of several metrics, (metrics, count), the result is a list of their intervals. size: how many random numbers
+    one sample needs; the more, the fewer samples are drawn at one time, to save memory.
     """
     generator, at_once = np.random.default_rng(seed), max(1, DRAWS // size)
     parts = [means(generator, min(at_once, samples - start)) for start in range(0, samples, at_once)]
@@ -119,8 +121,7 @@ def _percentiles(means: Means, size: int, seed: int, samples: int = SAMPLES) -> 
 
 
 def _numbered(groups: Sequence[Hashable]) -> np.ndarray:
-    """Return (n,) int64: for each of n queries the index of its group. Groups are counted from 0 in order of first
-    appearance.
+    """Return the index of the group of each of n queries, int64 (n,); groups count from 0 in order of first appearance.
 
     groups: the name of the group of each query; a query with None is a group of its own.
     """

@@ -13,7 +13,7 @@ def pearson_values(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """
     # the mean of equal numbers may differ from them in the last bit
     a, b = (x - (x.mean() if np.ptp(x) else x) for x in (a.astype(np.float64), b.astype(np.float64)))
-    return _values(a * b, a * a, b * b)
+    return _with_influence(a * b, a * a, b * b)
 
 
 def spearman_values(a: np.ndarray, b: np.ndarray) -> np.ndarray:
@@ -26,13 +26,14 @@ def spearman_values(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     (u, above_u), (v, above_v) = (_ranked(x) for x in (a, b))
     # of the mean of u v: the product itself, and what the sample adds to the ranks u and to the ranks v of the others
     covariance = u * v + above_u(v) + above_v(u)
-    return _values(covariance, u * u + 2 * above_u(u), v * v + 2 * above_v(v), degree=3)
+    return _with_influence(covariance, u * u + 2 * above_u(u), v * v + 2 * above_v(v), degree=3)
 
 
-def _values(ab: np.ndarray, aa: np.ndarray, bb: np.ndarray, degree: int = 1) -> np.ndarray:
-    """Return c/√(v w) plus its influence for each sample, (n,), of a covariance c and two variances v and w.
+def _with_influence(ab: np.ndarray, aa: np.ndarray, bb: np.ndarray, degree: int = 1) -> np.ndarray:
+    """Return one value for each sample, (n,): the correlation r = c/√(v w) plus the influence of the sample on r.
 
-    ab, aa, bb (n,): the parts of the samples in c, v and w, whose means are `degree` times c, v and w.
+    c is a covariance, v and w are variances. ab, aa, bb (n,): the parts of the samples in c, v and w, whose means are
+    `degree` times c, v and w. All values are 0 if v or w is 0.
     """
     c, v, w = (part.mean() / degree for part in (ab, aa, bb))
     if v * w <= 0:
@@ -42,8 +43,11 @@ def _values(ab: np.ndarray, aa: np.ndarray, bb: np.ndarray, degree: int = 1) -> 
 
 
 def _ranked(x: np.ndarray) -> tuple[np.ndarray, Callable[[np.ndarray], np.ndarray]]:
-    """Return (u, above): the relative ranks of x around 0, (n,), and a function that maps weights w (n,) to the mean
-    over all samples j of w_j [x_j > x_i], where [=] counts ½, for each sample i, (n,)."""
+    """Return (u, above): the relative ranks of x, (n,), with mean 0, and a function of weights of the samples.
+
+    above(w), w (n,), returns for each sample i the sum of w_j over the samples j with x_j > x_i, divided by n, (n,);
+    where x_j = x_i, half of w_j counts.
+    """
     _, tied = np.unique(x, return_inverse=True)
     counts = np.bincount(tied)
 

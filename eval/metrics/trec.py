@@ -1,9 +1,9 @@
-"""Runs (query → document → score) and judgements (query → document → grade): the order of documents, measures for each
-query, and files for TREC, BEIR and DPR tools.
+"""The order of documents in runs, measures of runs for each query, and files for TREC, BEIR and DPR tools.
 
-The order is that of trec_eval: scores as float32, equal scores by descending document id. `ranked` then separates equal
-scores by the smallest step of float32. So every tool that sorts our files sees the same order, whether it breaks ties
-by id or by the line in the file, in float32 or float64.
+A run is query → document → score; judgements (qrels) are query → document → grade. The order is that of trec_eval:
+scores as float32, equal scores by descending document id. `ranked` then separates equal scores by the smallest step of
+float32. So every tool that sorts our files sees the same order, whether it breaks ties by id or by the line in the
+file, in float32 or float64.
 
 A query with judgements but without results counts as zero. Results of a query without judgements are ignored. The gains
 of nDCG are the grades; for all other measures a document is right if its grade is 1 or more. A negative grade means
@@ -38,10 +38,10 @@ BEIR_NAMES = {"ndcg": "NDCG", "map": "MAP", "recall": "Recall", "precision": "P"
 
 
 def ranked(scores: Mapping[str, float], depth: int | None = None) -> list[tuple[str, float]]:
-    """Sort document → score into at most `depth` pairs (document, score), best first.
+    """Sort document → score into at most `depth` pairs (document, score), best first; None: all pairs.
 
-    The scores are converted to float32, and equal ones are lowered by the smallest step so that each is below the one
-    before. Equal scores are ordered by descending document id.
+    The scores, which must be finite as float32, are converted to it, and equal ones are lowered by the smallest step so
+    that each is below the one before. Equal scores are ordered by descending document id.
     """
     score = np.fromiter(scores.values(), np.float32, len(scores))
     assert np.isfinite(score).all(), "a score is not a finite float32"
@@ -82,10 +82,11 @@ def measures(qrels: Qrels, run: Run, names: Iterable[str]) -> dict[str, dict[str
 
 
 def beir_result(qrels: Qrels, run: Run, cutoffs: Sequence[int]) -> dict[str, dict[str, float]]:
-    """Return the result of a run as BEIR's JSON: {"ndcg": {"NDCG@1": …, …}, "map": …, "recall": …, "precision": …,
-    "mrr": …}, where each number is the mean over queries, rounded to 5 decimals.
+    """Return the result of a run in the form of BEIR's JSON: each measure as its mean over the queries of `qrels`.
 
-    qrels: query → document → grade. run: query → document → score. cutoffs: each K of the measures, as in NDCG@K.
+    The form is {"ndcg": {"NDCG@1": …, …}, "map": …, "recall": …, "precision": …, "mrr": …}, with numbers rounded to 5
+    decimals. qrels: query → document → grade, for one query at least. run: query → document → score. cutoffs: each K of
+    the measures, as in NDCG@K.
     """
     values = measures(qrels, run, [f"{name}@{k}" for name in BEIR_NAMES.values() for k in cutoffs])
     means = {name: round(math.fsum(of.values()) / len(of), 5) for name, of in values.items()}
@@ -96,11 +97,11 @@ def beir_result(qrels: Qrels, run: Run, cutoffs: Sequence[int]) -> dict[str, dic
 
 
 def write_run(path: Path, run: Run, tag: str) -> None:
-    """Write a run (query → document → score) as a TREC file, the best document of a query first. Scores are float32;
-    equal scores are separated by the smallest step (see `ranked`), so that every tool keeps the order.
+    """Write a run (query → document → score) as a TREC file, the best document of a query first.
 
-    tag: the name of the system in the last column. Raises DataError for an id that is empty, holds a space, or is not
-    Unicode.
+    Scores are float32; equal scores are separated by the smallest step (see `ranked`), so that every tool keeps the
+    order. tag: the name of the system in the last column. Raises DataError for an id that is empty, holds a space, or
+    is not Unicode; an older file then stays.
     """
     with whole_file(path) as file:
         for query, scores in run.items():
@@ -109,8 +110,9 @@ def write_run(path: Path, run: Run, tag: str) -> None:
 
 
 def write_qrels(path: Path, qrels: Qrels) -> None:
-    """Write judgements (query → document → grade) as a TREC file. Raises DataError for an id that is empty, holds a
-    space, or is not Unicode.
+    """Write judgements (query → document → grade) as a TREC file.
+
+    Raises DataError for an id that is empty, holds a space, or is not Unicode; an older file then stays.
     """
     with whole_file(path) as file:
         for query, grades in qrels.items():

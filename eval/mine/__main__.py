@@ -1,4 +1,4 @@
-"""The command python -m eval.mine, which mines hard negatives. Its main function is in dyad/evaluation/mine.py."""
+"""The entry point of python -m eval.mine. The command is in dyad/evaluation/mine.py."""
 
 from dyad.start import start
 

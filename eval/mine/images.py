@@ -1,5 +1,6 @@
-"""Images and all captions that training may draw, as queries and items of mining: the hard negatives are captions that
-are wrong for an image, or images that are wrong for a caption.
+"""Images and the captions that training may draw, as queries and items of mining.
+
+The hard negatives are captions that are wrong for an image, or images that are wrong for a caption.
 
 Shape letters: n distinct images; m distinct captions; C columns of the table that `write_captions` writes.
 """
@@ -37,16 +38,18 @@ SAMPLE, IMAGE, MEANING, CAPTION = range(4)  # rows of the table
 
 
 def write_captions(shards: Shards, config: DataConfig, folder: Path) -> None:
-    """Write the m distinct captions from which training draws to `folder`/captions.jsonl, one a line, and a table of
-    their pairs with samples to `folder`/pictures.npy, int64 (4, C).
+    """Write the distinct captions from which training draws, and a table of their pairs with samples, into `folder`.
+
+    The m captions go to captions.jsonl, one a line, the table to pictures.npy, int64 (4, C). `folder` must exist; only
+    one process may call it.
 
     A column of the table is a pair of a sample and one of its captions. Its rows: the sample id; the content key of the
     sample's image; the key of the caption's meaning (data.text_key); the caption's line in captions.jsonl, from 0.
     Captions with weight 0 are never drawn in training. A meaning that only such captions of a sample have gets one
     column with the line −1, because captions with this meaning must not be negatives of the sample's image.
 
-    Reads all samples. A sample whose captions cannot be used has no column, because training replaces it. Memory:
-    about 150 bytes for each distinct caption and 32 for each column. Raises DataError if no sample can be used.
+    Reads all samples. A sample whose captions cannot be used has no column, because training replaces it. Memory: about
+    150 bytes for each distinct caption and 32 for each column. Raises DataError if no sample can be used.
     """
     lines: dict[int, int] = {}
     columns, unusable = array("q"), ""
@@ -127,8 +130,10 @@ class ImagesAndCaptions:
     names: ClassVar[tuple[str, str]] = ("pictures", "captions")
 
     def __init__(self, images: Images, tokenize: Tokenize, folder: Path) -> None:
-        """Open the files of `write_captions` in `folder`. images: the images of all samples. tokenize: the tokenizer of
-        the model."""
+        """Open the files that `write_captions` wrote into `folder`.
+
+        images: the images of all samples, by sample id. tokenize: the tokenizer of the model.
+        """
         self._images, self._tokenize = images, tokenize
         self._captions = open_corpus(str(folder / CAPTIONS), "out")
         self._table = map_array(folder / TABLE, folder)
@@ -162,10 +167,11 @@ class ImagesAndCaptions:
         return text, text
 
     def labelled(self, groups: Sequence[list[int]], queries_bD: np.ndarray) -> list[LabelledQuery]:
-        """Return b queries with the indices of their right items. An image and a caption are right for each other if
-        the meaning of the caption (data.text_key) is that of a caption of the image.
+        """Return b queries with the indices of their right items.
 
-        groups: for each query a list with its one row. queries_bD: embeddings of the queries, (b, D).
+        An image and a caption are right for each other if the meaning of the caption (data.text_key) is that of a
+        caption of the image. groups: for each query a list with its one row. queries_bD: embeddings of the queries, (b,
+        D).
         """
         none, names = np.empty(0, np.int64), self.sides()[0].ids
         return [
@@ -178,8 +184,11 @@ class ImagesAndCaptions:
         return Matches(*self._meanings())
 
     def _meanings(self) -> tuple[Labels, Labels]:
-        """Return the labels of queries and of items: of each image the meanings of its captions, and of each caption
-        its meanings. A meaning is a key of data.text_key."""
+        """Return (the labels of the queries, the labels of the items), by which Matches finds right pairs.
+
+        A label is a meaning, a key of data.text_key: an image has the meanings of its captions, a caption its own
+        meanings.
+        """
         meaning_C, caption_C = self._table[MEANING], self._table[CAPTION]
         drawn = caption_C >= 0
         return (

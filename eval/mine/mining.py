@@ -56,9 +56,9 @@ BY_NUMBERS = ("", "rank", "right", "unscored", "unknown", "margin", "max_score")
 class LabelledQuery:
     """A query with its right items, collected from all rows of the query, and its embedding.
 
-    answers: texts that no negative may contain. keys: content keys (hashes of the text) of right items, int64.
-    positions: indices of right items, int64: the items given by id, and for each right text the first item that has it.
-    query_D: embedding of the query, float32 (D,). texts: hashes (`content_key`) of the texts with which an item is
+    answers: texts that no negative may contain. keys: content keys (hashes of the content) of right items, int64.
+    positions: indices of right items, int64: those given by id or by meaning, and for each key the first item that has
+    it. query_D: embedding of the query, float32 (D,). texts: hashes (`content_key`) of the texts with which an item is
     right under any title.
     """
 
@@ -88,8 +88,8 @@ class Side(NamedTuple):
 class MiningData(Protocol):
     """Queries, each given by one or more of n rows, and the m items among which their hard negatives are searched.
 
-    names: words for queries and for items, used in the summary and as folders of embeddings. row_keys (n,): rows with
-    equal keys are one query. item_keys (m,): content keys (hashes of the content) of the items.
+    names: words for queries and for items, used in the summary and as folders of embeddings. row_keys (n,) int64: rows
+    with equal keys are one query. item_keys (m,) int64: content keys (hashes of the content) of the items.
     """
 
     names: ClassVar[tuple[str, str]]
@@ -101,16 +101,21 @@ class MiningData(Protocol):
     def item_keys(self) -> Int64s: ...
 
     def sides(self) -> tuple[Side, Side]:
-        """Return the n rows of queries and the m items as inputs of their towers."""
+        """Return (queries, items) as inputs of their towers: the n rows of queries and the m items."""
         ...
 
     def labelled(self, groups: Sequence[list[int]], queries_bD: np.ndarray) -> list[LabelledQuery]:
-        """Return b queries with their right items. groups: the row indices of each query. queries_bD: embeddings of the
-        queries, (b, D)."""
+        """Return b queries with their right items.
+
+        groups: the row indices of each query. queries_bD: embeddings of the queries, (b, D).
+        """
         ...
 
     def item(self, position: int) -> tuple[str, str]:
-        """Return (the name of the item with index `position` in mined.jsonl, such as a passage id; its text)."""
+        """Return (name, text) of the item with index `position`.
+
+        Its name in mined.jsonl is, for example, a passage id.
+        """
         ...
 
 
@@ -147,13 +152,13 @@ def mine(
     order, ends = grouped(data.row_keys)
     index = raise_on_all(world, lambda: Index(source.items_mD, config.index, world=world))
     counts: Counter[str] = Counter()
-    with _written(out / MINED, world) as write:
+    with _open_mined(out / MINED, world) as write:
         for start in range(0, len(ends) - 1, BLOCK):
             block = [order[begin:end].tolist() for begin, end in pairwise(ends[start : start + BLOCK + 1])]
             queries_bD = np.asarray(source.queries_nD[[rows[0] for rows in block]], dtype=np.float32)
             hits = index.search(queries_bD, config.last_rank)
             own = local_rows(len(block), world.rank, world.size)
-            work = partial(_mined, source, config, block[own], queries_bD[own], hits.of(own))
+            work = partial(_mine_block, source, config, block[own], queries_bD[own], hits.of(own))
             for lines, part in gather_objects(raise_on_all(world, work), world):
                 rank_0_only(world, partial(write, lines))
                 counts.update(part)
@@ -171,13 +176,13 @@ def mine(
     return summary
 
 
-def embedded(encode: Encoder, data: MiningData, folder: Path, log: Callable[[str], None] | None = None) -> MiningInput:
-    """Encode queries and items with the current weights of `encode`, write the embeddings into `folder`, and return
-    `data` and the embeddings as a MiningInput without scores.
+def embed_all(encode: Encoder, data: MiningData, folder: Path, log: Callable[[str], None] | None = None) -> MiningInput:
+    """Encode queries and items, write their embeddings into `folder`, and return a MiningInput without scores.
 
-    All processes must call it together. Embeddings that an earlier call wrote into `folder`, complete or not, are used
-    again if the weights and the data are the same. log: function that prints a line; None: a progress bar on a
-    terminal, lines on standard output elsewhere.
+    All processes must call it together. The embeddings are those of the current weights of `encode`, in the folders
+    `folder`/NAME for both of data.names. Embeddings that an earlier call wrote there, complete or not, are used again
+    if the weights and the data are the same. log: function that prints a line; None: a progress bar on a terminal,
+    lines on standard output elsewhere. Raises the errors of encode_corpus.
     """
 
     def encoded(name: str, of: Side) -> np.ndarray:
@@ -191,7 +196,8 @@ def embedded(encode: Encoder, data: MiningData, folder: Path, log: Callable[[str
 def grouped(keys_n: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Group n rows by query: return (order, ends), where group g has the rows order[ends[g]:ends[g + 1]], ascending.
 
-    keys_n: the key of the query of each row, (n,). order: the n row indices. Groups are sorted by their first rows.
+    keys_n: the key of the query of each row, (n,). order: the n row indices. ends: one number more than there are
+    groups, from 0. Groups are sorted by their first rows.
     """
     _, first, group_n = np.unique(keys_n, return_index=True, return_inverse=True)
     first_n = first[group_n]
@@ -202,7 +208,7 @@ def grouped(keys_n: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 # ---- one block of queries --------------------------------------------------------------------------------------------
 
 
-def _mined(
+def _mine_block(
     source: MiningInput, config: MiningConfig, groups: Sequence[list[int]], queries_bD: np.ndarray, hits: Hits
 ) -> tuple[bytes, Counter[str]]:
     """Choose the hard negatives of b queries; return (their lines of mined.jsonl, counts for the summary).
@@ -215,7 +221,7 @@ def _mined(
     for i, query in enumerate(source.data.labelled(groups, queries_bD)):
         found = hits.scores[i] > -np.inf
         own = Hits(hits.scores[i][found], hits.positions[i][found])
-        chosen = _chosen(source, config, query, own, counts)
+        chosen = _choose_negatives(source, config, query, own, counts)
         counts.update({source.data.names[0]: 1, "without": not chosen})
         counts.update(negatives=len(chosen), found=len(own.positions))
         names, best = zip(*chosen, strict=True) if chosen else ((), ())
@@ -224,18 +230,17 @@ def _mined(
     return "".join(lines).encode(), counts
 
 
-def _chosen(
+def _choose_negatives(
     source: MiningInput, config: MiningConfig, query: LabelledQuery, hits: Hits, counts: Counter[str]
 ) -> list[tuple[str, float]]:
-    """Choose the negatives of a query among its hits; return (name in mined.jsonl, search score) of at most config.keep
-    items, best first.
+    """Choose the negatives of a query among its hits; return (name, search score) of each, best first.
 
-    hits: the k items that the search found for this query, best first. For each hit that is left out, its
-    reason is counted in `counts`: one that the module lists, "rank" (before config.first_rank), or "beyond_keep"
-    (enough items were chosen before it).
+    The name is that in mined.jsonl; there are at most config.keep negatives. hits: the k items that the search found
+    for this query, best first. For each hit that is left out, its reason is counted in `counts`: one that the module
+    lists, "rank" (before config.first_rank), or "beyond_keep" (enough items were chosen before it).
     """
     keys_k = source.data.item_keys[hits.positions]
-    reasons_k = _reasons(source, config, query, hits, keys_k)
+    reasons_k = _reasons_to_drop(source, config, query, hits, keys_k)
     counts.update(BY_NUMBERS[reason] for reason in reasons_k[reasons_k > 0])
     left = np.flatnonzero(reasons_k == 0).tolist()
     answers = query.answers if config.drop_answers else ()
@@ -257,15 +262,15 @@ def _chosen(
     return chosen
 
 
-def _reasons(
+def _reasons_to_drop(
     source: MiningInput, config: MiningConfig, query: LabelledQuery, hits: Hits, keys_k: np.ndarray
 ) -> np.ndarray:
     """Find the first reason to leave out each of the k hits (items that the search found) of a query.
 
     Returns (k,) indices into BY_NUMBERS, the tuple of reasons; 0 stands for no reason. What needs the text of the item
     is not checked: "repeated", "answer", and whether the item is right under any title. keys_k: content keys (hashes of
-    the text) of the hits. Margins and max_score apply to source.scores, or to the scores of the search if source.scores
-    is None.
+    the content) of the hits. Margins and max_score apply to source.scores, or to the scores of the search if
+    source.scores is None.
     """
     right_k = np.isin(keys_k, query.keys) | np.isin(hits.positions, query.positions)
     if source.scores is None:
@@ -295,13 +300,12 @@ def _reasons(
 
 
 @contextmanager
-def _written(path: Path, world: World) -> Iterator[Callable[[bytes], Any]]:
-    """Context manager: yield a function that appends lines to a new file, which replaces `path` at the end of the
-    block.
+def _open_mined(path: Path, world: World) -> Iterator[Callable[[bytes], Any]]:
+    """Context manager: yield a function that appends lines to a new file, which replaces `path` when the block ends.
 
     `path` never holds an incomplete file. If the block raises, an older file at `path` stays as it was, but its summary
-    (mined.json) is deleted at the beginning in any case. All processes must enter it together; only process 0 may call
-    the function.
+    (mined.json) is deleted at the beginning in any case. All processes must enter and leave it together; only process 0
+    may call the function. Raises HardwareError, on all processes, if the file cannot be written.
     """
     errors = write_errors(path)
     with ExitStack() as stack:

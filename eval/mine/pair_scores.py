@@ -1,4 +1,6 @@
-"""Read a file of question–passage scores, for example of a cross-encoder, in JSONL or TSV. A line is one of
+"""Read a file of question–passage scores, for example of a cross-encoder, in JSONL or TSV.
+
+A line is one of
 
     {"query_id": "q1", "docid": "p7", "score": 3.2}
     q1 <tab> p7 <tab> 3.2            a first line that ends in "score" is a header
@@ -35,8 +37,9 @@ class PairScores:
         self._keys, self._scores = keys[order], scores[order]
 
     def of(self, question: str, passages: Sequence[str]) -> np.ndarray:
-        """Return the (k,) float32 scores of k passages for one question, all given by their ids. The score is NaN for a
-        pair that is not in the file of scores.
+        """Return the scores of k passages for one question, float32 (k,); NaN for a pair that has no score.
+
+        The question and the passages are given by their ids.
         """
         wanted = np.array([_key(question, passage) for passage in passages], dtype=np.int64)
         if not len(self._keys):
@@ -46,11 +49,10 @@ class PairScores:
 
 
 def read_pair_scores(path: str) -> PairScores:
-    """Read a file of question–passage scores. Its lines are JSON {"query_id", "docid", "score"}, or question id,
-    passage id and score with tabs between.
+    """Read a file of question–passage scores, in one of the formats in the module docstring.
 
-    Raises ConfigError if there is no such file, DataError if it cannot be read, with the number of the first line that
-    has another format.
+    Blank lines are skipped. Raises ConfigError if there is no such file, DataError if it cannot be read, with the
+    number of the first line that has another format.
     """
     keys, scores = array("q"), array("f")
     with open_text(local_path(path)) as file:
@@ -92,4 +94,5 @@ def _pair(line: bytes, where: str) -> tuple[int, float]:
 
 
 def _key(question: str, passage: str) -> int:
+    """Return the hash of a pair of ids, by which its score is found."""
     return content_key(f"{question}\n{passage}".encode())

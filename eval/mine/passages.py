@@ -69,13 +69,12 @@ class QuestionsAndPassages:
         return [replace(one, positions=np.union1d(one.positions, np.array(more, np.int64))) for one, more in pairs]
 
     def _question(self, numbers: Sequence[int], query_D: np.ndarray) -> LabelledQuery:
-        """Build one question from its rows and all other rows with its text, with the corpus indices of the right
-        passages that these rows give by id.
+        """Return one question, built from the rows `numbers` and all other rows with its text.
 
-        A passage with the text of a right passage and another title is also right if one of the two titles is empty, or
-        if titles are dropped. numbers: the row indices. query_D: the embedding of the question. Only content keys and
-        corpus indices of passages are kept, because the rows with all their passages take a thousand times as much
-        memory.
+        Its positions are only the corpus indices of the right passages that these rows give by id. A passage with the
+        text of a right passage and another title is also right if one of the two titles is empty, or if titles are
+        dropped. query_D: the embedding of the question. Only content keys and corpus indices of passages are kept,
+        because the rows with all their passages take a thousand times as much memory.
         """
         keys, texts = set[int](), set[int]()
         ids: list[str] = []

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from dyad.eval.results.kinds import companion, headline, label
-from dyad.eval.results.summary import Result, evaluator, finite, score
+from dyad.eval.results.summary import Result, evaluator_name, finite, score
 
 History = Mapping[str, Mapping[float, float]]  # metric → step → value, in the order of steps
 
@@ -221,10 +221,11 @@ def other_charts(options: Mapping[str, Any], history: History) -> Charts:
 def evaluation_charts(history: History, results: Sequence[Result]) -> Charts:
     """Return name of the data set → chart, for each data set that was evaluated at least twice during training.
 
-    A chart shows the headline metric, a second metric, and the chance level of the headline metric (the score of a
-    random ranking), which is read from `results`. history: metric → step → value.
+    A chart shows the headline metric, a second metric that COMPANIONS (eval/results/kinds.py) names, and the chance
+    level of the headline metric (the score of a random ranking), which is read from `results`. history: metric → step →
+    value.
     """
-    result_of = {evaluator(result): result for result in results}
+    result_of = {evaluator_name(result): result for result in results}
     charts = {}
     for prefix, metrics in evaluations(history).items():
         first = headline(metrics)
@@ -236,8 +237,7 @@ def evaluation_charts(history: History, results: Sequence[Result]) -> Charts:
 
 
 def evaluations(history: History) -> dict[str, list[str]]:
-    """Return the metrics that each evaluator logged in training: name of the evaluator (val or eval/NAME) → metric
-    names.
+    """Return the metrics that each evaluator logged in training: its name (val or eval/NAME) → metric names.
 
     history: metric → step → value.
     """

@@ -20,10 +20,10 @@ View = dict[str, Any]  # values for the template case.html.j2
 
 
 def cases(listed: Sequence[Case], run: Path, dataset: str) -> Iterator[tuple[str, View]]:
-    """Yield (kind, fields for the HTML template) of each example case in `listed`: random cases first, then best, then
-    worst.
+    """Yield (kind, fields for the HTML template) of each example case: random cases first, then best, then worst.
 
-    run: the run folder, in which the thumbnails of the data set lie.
+    listed: the cases; those of another kind are left out. run: the run folder, in which the thumbnails of the data set
+    lie.
     """
     for kind in KINDS:
         yield from ((kind, _case_view(case, run, dataset)) for case in listed if case.get("kind") == kind)

@@ -1,5 +1,4 @@
-"""Health checks of a run: signs of failure in its recorded metrics and results, each with an explanation and the option
-to change.
+"""Health checks of a run: signs of failure in its metrics and results, with explanations and options to change.
 
 CHECKS is a table with a row for each check, which compares one number with its limit. health_numbers.py computes the
 numbers of the training, of each evaluation result and of each evaluator. A number that the run has not recorded is not

@@ -11,7 +11,7 @@ from typing import Any
 
 from dyad.eval.report.curves import History, evaluations, sides
 from dyad.eval.results.kinds import headline, label
-from dyad.eval.results.summary import Result, evaluator, finite, lead, number, part, score, signed
+from dyad.eval.results.summary import Result, evaluator_name, finite, lead, number, part, score, signed
 from dyad.train.tracking.panel_types import Score
 
 Numbers = dict[str, Any]  # name → a number, or words about numbers, for the texts of CHECKS
@@ -29,8 +29,7 @@ DROP = 0.02  # fall from the best evaluation that counts as noise if there is no
 
 
 def training_numbers(options: Mapping[str, Any], history: History) -> Numbers:
-    """Compute from the training metrics all quantities that health checks need: name → number, or a text that a check
-    shows.
+    """Compute all that health checks need of the training metrics: name → number, or a text that a check shows.
 
     options: the configuration of the run, dotted key → value. history: metric → step → value.
     """
@@ -60,10 +59,10 @@ class _Training:
         return median(values[-RECENT:]) if (values := self.values(name)) else None
 
     def sides(self, name: str) -> dict[str, float]:
-        """Return the word for a side, such as image → the present value of the training metrics `name`_x and
-        `name`_y; missing ones are left out.
+        """Return the present values of the metrics NAME_x and NAME_y, as the word for the side, such as image → value.
 
-        The present value is the median of the last RECENT values.
+        NAME is the argument `name`. The present value is the median of the last RECENT values. Missing metrics are left
+        out.
         """
         words = dict(zip("xy", sides(self.options), strict=True))
         return {words[side]: value for side in "xy" if (value := self.now(f"{name}_{side}")) is not None}
@@ -107,8 +106,11 @@ class _Training:
         return {"loss_is_flat": flat, "losses": f"Loss {_short(first)} at the start, {_short(last)} at the end."}
 
     def warmup(self) -> Numbers:
-        """Return the steps of the warm-up ("warmup"), their share of the run ("warmup_share"), the steps of the run
-        ("total"), the highest learning rate ("peak") and the option optim.lr ("lr"); {} if one of them is unknown."""
+        """Return quantity → number on the warm-up of the learning rate; {} if one of the quantities is unknown.
+
+        "warmup": its steps. "total": the steps of the run. "warmup_share": their ratio. "peak": the highest learning
+        rate that was logged. "lr": the option optim.lr.
+        """
         given, lr, rates = *(finite(self.options.get(f"optim.{key}")) for key in ("warmup", "lr")), self.values("lr")
         total = finite(self.options.get("steps")) or max(self.history.get("train/loss", {}), default=0)
         if not given or not lr or not rates or not total:
@@ -134,12 +136,12 @@ class _Training:
         return found
 
     def temperature(self) -> Numbers:
-        """Check whether the learnt temperature of the objective has reached its lower limit (the option
-        objective.min_temperature) or its upper limit, 1.
+        """Return quantity → number or text on whether the learnt temperature has reached one of its limits.
 
-        Returns {} if the temperature is not learnt or not recorded. Otherwise the result has "at_lower_clamp": 1 if the
-        temperature is at the lower limit, else "at_upper_clamp": 1 at the upper limit or 0 between the two. It also has
-        two texts, "temperature" (its present value) and "clamp" (the lower limit).
+        The lower limit is the option objective.min_temperature, the upper limit is 1. Returns {} if the temperature is
+        not learnt or not recorded. Otherwise the result has "at_lower_clamp": 1 if the temperature is at the lower
+        limit, else "at_upper_clamp": 1 at the upper limit or 0 between the two. It also has two texts, "temperature"
+        (its present value) and "clamp" (the lower limit).
         """
         scale, clamp = self.now("logit_scale"), finite(self.options.get("objective.min_temperature"))
         if not scale or not clamp or not self.options.get("objective.learnable"):
@@ -177,8 +179,11 @@ class _Training:
 def result_numbers(result: Result) -> Numbers:
     """Compare a result with the chance level (the score of a random ranking) and with its baselines.
 
-    All cut-offs of the headline metric are compared, such as R@1, R@5 and R@10, because on a small data set only a
-    larger one may be clearly above chance. Returns quantity → number, or a text that a health check shows.
+    Returns quantity → number, or a text that a health check shows. "dataset": the name of the data set. If a chance
+    level is known: "evidence", a text, and either "no_better_than_chance", 1 or 0, or "chance_is_possible": 1 if the
+    intervals leave it open. For each baseline B whose difference is known: "lead_B", a text, and either "behind_B", 1
+    or 0, or "undecided_B": 1. All cut-offs of the headline metric are compared, such as R@1, R@5 and R@10, because on a
+    small data set only a larger one may be clearly above chance. Higher values count as better.
     """
     names = _depths(headline(result["metrics"]), result["metrics"])
     found: Numbers = {"dataset": result["dataset"]}
@@ -207,13 +212,12 @@ def result_numbers(result: Result) -> Numbers:
 
 
 def memory_numbers(options: Mapping[str, Any], training: Numbers, result: Result) -> Numbers:
-    """Return how much higher the accuracy in the training batches is than recall on data.val ("learnt_by_heart"), with
-    the texts that the check shows.
+    """Return how far the accuracy in the training batches is above recall on data.val, and texts that the check shows.
 
-    R@K of n items is about as hard as accuracy among n / K candidates. So the metric is R@K with the least K for which
-    n / K is at most the number of candidates in a batch; the upper end of its interval is subtracted. Returns {} if
-    `result` is not of data.val, if the accuracy is below EASY, or if a number is unknown. training: the result of
-    training_numbers.
+    "learnt_by_heart" is the difference. R@K of n items is about as hard as accuracy among n / K candidates. So the
+    metric is R@K with the least K for which n / K is at most the number of candidates in a batch; the upper end of its
+    interval is subtracted. Returns {} if `result` is not of data.val, if the accuracy is below EASY, or if a number is
+    unknown. options: the configuration of the run, dotted key → value. training: the result of training_numbers.
     """
     accuracy, batch = training.get("batch_accuracy"), finite(options.get("global_batch_size"))
     names = _depths(headline(result["metrics"]), result["metrics"])
@@ -229,14 +233,14 @@ def memory_numbers(options: Mapping[str, Any], training: Numbers, result: Result
 
 
 def evaluation_numbers(history: History, results: Sequence[Result]) -> Iterator[Numbers]:
-    """Yield, for each evaluator, how far its headline metric has fallen from its best value in training to its last
-    value ("past_best"), with the names and values that the texts of the health check show.
+    """Yield, for each evaluator, how far its headline metric has fallen from its best value in training.
 
-    Half the width of the 95 % interval (DROP if unknown) is subtracted from the fall, so a positive "past_best" means
-    more than noise. Evaluators that logged this metric fewer than three times are left out. history: metric → step →
-    value.
+    The fall to the last value is "past_best"; with it come the names and values that the texts of the health check
+    show. Half the width of the 95 % interval (DROP if unknown) is subtracted from the fall, so a positive "past_best"
+    means more than noise. Higher values count as better. Evaluators that logged this metric fewer than three times are
+    left out. history: metric → step → value.
     """
-    scores = {evaluator(result): score(result, headline(result["metrics"])) for result in results}
+    scores = {evaluator_name(result): score(result, headline(result["metrics"])) for result in results}
     for prefix, metrics in evaluations(history).items():
         name = headline(metrics)
         _, low, high, _ = scores.get(prefix, Score(None))

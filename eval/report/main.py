@@ -25,11 +25,10 @@ def main() -> None:
 
 
 def write_report(run: Path, out: Path | None = None) -> Path:
-    """Write the HTML report of the run folder `run` to `out`, by default to report.html in that folder; return its
-    path.
+    """Write the HTML report of the run folder `run` to `out`; None: to report.html in that folder. Return the path.
 
-    The file is written whole or not at all. Raises ConfigError if `run` is no run folder, HardwareError if the file
-    cannot be written.
+    The file is written whole or not at all. Raises ConfigError if `run` is no run folder, if its config.yaml cannot be
+    read, or if a newer Dyad made it; HardwareError if the file cannot be written.
     """
     content = render(read_run(run)).encode("utf-8", "replace")
     path = run / NAME if out is None else out

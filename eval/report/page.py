@@ -18,7 +18,7 @@ from dyad.eval.report.gallery import KINDS, View, cases
 from dyad.eval.report.health_checks import health_checks
 from dyad.eval.report.plots import confusion_matrix, line_chart, score_histogram
 from dyad.eval.report.run_folder import RunFolder
-from dyad.eval.results.kinds import Number, groups, headline, label, meanings, searched
+from dyad.eval.results.kinds import Number, groups, headline, index_text, label, meanings
 from dyad.eval.results.summary import SYSTEMS, Result, classes, confusions, finite, number, part, score, signed
 from dyad.train.config import TrainConfig
 from dyad.train.losses import OBJECTIVES
@@ -93,7 +93,10 @@ ENVIRONMENT.globals |= {f.__name__: f for f in (line_chart, score_histogram, con
 
 
 def render(run: RunFolder) -> str:
-    """Return the HTML report of a run as text, at most 5 MB for any run."""
+    """Return the HTML report of a run as text, at most 5 MB for any run.
+
+    Reads the thumbnails of example cases in the run folder, and the licence notices beside the data of the run.
+    """
     results = sorted(run.results, key=lambda result: result["dataset"] != "val")
     glance = _random_cases(run, results)
     return ENVIRONMENT.get_template("report.html.j2").render(
@@ -151,8 +154,8 @@ def _data_sets(run: RunFolder, results: Sequence[Result], above: list[Markup]) -
             "headline": Number(label(metric), score(result, metric)) if whole and metric else None,
             "against": ", ".join(f"{name} {number(found.value)}" for name, found in baselines.items()),
             "source": result.get("source"),
-            "sizes": ", ".join(filter(None, (_sizes(result), searched(result)))),
-            "searched": searched(result),
+            "sizes": ", ".join(filter(None, (_sizes(result), index_text(result)))),
+            "searched": index_text(result),
             "groups": shown,
             "meanings": meanings(shown),
             "worst": classes(result)[:WORST],
@@ -167,8 +170,8 @@ def _data_sets(run: RunFolder, results: Sequence[Result], above: list[Markup]) -
 def _random_cases(run: RunFolder, results: Sequence[Result]) -> list[Markup]:
     """Return up to four random example cases as HTML, for the top of the report.
 
-    They come from the first gallery that has random cases whose answers are images. Cases with text answers of several
-    systems are too wide for this place.
+    Of one or two data sets they are at most two. They come from the first gallery that has random cases whose answers
+    are images. Cases with text answers of several systems are too wide for this place.
     """
     for dataset, _, listed in _images_first(results):
         drawn = [case for kind, case in cases(listed, run.path, dataset) if kind == "random" and case["pictured"]]
@@ -182,8 +185,9 @@ def _case(case: View) -> Markup:
 
 
 def _images_first(results: Sequence[Result]) -> list[tuple[str, str, Any]]:
-    """Return (data set, title, cases) of all galleries (lists of example cases); those with images as answers come
-    first.
+    """Return (data set, title, cases) of all galleries; those with images as answers come first.
+
+    A gallery is a list of example cases.
     """
     found = [(result["dataset"], *gallery) for result in results for gallery in part(result, "gallery").items()]
     return sorted(found, key=lambda gallery: not gallery[1].endswith("pictures"))
@@ -208,8 +212,9 @@ def _notices(run: RunFolder) -> list[Notice]:
 
 
 def _facts(run: RunFolder) -> dict[str, str]:
-    """Return the entries of the list "What was trained" in the HTML report, as name of an entry → text, for example
-    "seed" → "0". Entries with an empty text are left out.
+    """Return the entries of the list "What was trained" in the HTML report, such as "seed" → "0".
+
+    Entries with an empty text are left out.
     """
     options, history = run.options, run.history
     changed = by_section({key: value for key, value in _unusual(options).items() if not key.startswith("model.")})
@@ -255,8 +260,11 @@ def _items(options: Mapping[str, Any]) -> str:
 
 
 def _model(options: Mapping[str, Any]) -> str:
-    """Return a text that describes each tower: its architecture, initial weights, which part is trained, and options
-    that differ from their defaults. options: the configuration of the run, dotted key → value."""
+    """Return a text that describes each tower: architecture, initial weights, what is trained, and unusual options.
+
+    Unusual options are those that differ from their defaults. options: the configuration of the run, dotted key →
+    value.
+    """
     task, items = options.get("task"), _items(options)
     encoder = "language model" if task == "language_model" else "encoder of texts"
     towers = {encoder: "text"} if task in OF_TEXTS else {"images": "image", "texts": "text"}
@@ -296,8 +304,7 @@ def _tower(options: Mapping[str, Any], name: str) -> Iterator[str]:
 
 
 def _failures(run: RunFolder) -> str:
-    """Return a text with the numbers of hardware failures and of restarts, and the causes of the last failures; "" if
-    the hardware did not fail."""
+    """Return a text on the hardware failures of a run: their number, the restarts, and the last causes; "" if none."""
     restarts = sum(bool(failure.get("restart")) for failure in run.failures)
     shown = [
         f"step {joined(failure.get('step'))} ({joined(failure.get('hosts'))}): {joined(failure.get('cause'))}"[:300]
@@ -342,8 +349,9 @@ def _unusual(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _sizes(result: Result) -> str:
-    """Return a line that describes an evaluation result: the sizes of its data set (the metrics num_…), which answers
-    count as right, and the training step of the weights. Parts that are not known are left out.
+    """Return a line on a result: sizes of the data set (metrics num_…), what counts as right, the step of the weights.
+
+    Parts that are not known are left out.
     """
     counts = {name.removeprefix("num_"): v for name, v in result["metrics"].items() if name.startswith("num_")}
     sizes = [f"{value:,.0f} {kind}" for kind, v in counts.items() if (value := finite(v)) is not None]

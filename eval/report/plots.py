@@ -51,8 +51,11 @@ STYLE: dict[Any, Any] = {
 
 
 def line_chart(title: str, chart: Chart, marks: Sequence[float] = ()) -> Markup:
-    """Return a chart as an <svg> element. title: the title of the chart, used only in its text for screen readers.
-    marks: steps at which a vertical line is drawn."""
+    """Return a chart as an <svg> element.
+
+    chart: each of its lines must have a value. title: the title of the chart, used only in its text for screen readers.
+    marks: steps at which a vertical line is drawn.
+    """
     with _figure(layout=None) as (figure, axes):
         values = [v for series in chart.series for part in (series.values, *series.band) for v in part]
         log = chart.log and min(values) > 0 and max(values) / min(values) > DECADES
@@ -93,10 +96,10 @@ def _description(title: str, chart: Chart) -> str:
 
 
 def score_histogram(scores: Mapping[str, Any]) -> Markup:
-    """Return the score histogram of a result as an <svg> element: right pairs, wrong pairs and best wrong items, each
-    scaled to a sum of 1.
+    """Return the score histogram of a result as an <svg> element.
 
-    scores: "edges": boundaries of the bins; "right", "wrong", "best_wrong": the counts of each bin.
+    It has right pairs, wrong pairs and best wrong items, each scaled to a sum of 1. scores: "edges": boundaries of the
+    bins; "right", "wrong", "best_wrong": the counts of each bin.
     """
     edges, means = np.asarray(scores["edges"], dtype=float), []
     with _figure() as (figure, axes):
@@ -115,9 +118,10 @@ def score_histogram(scores: Mapping[str, Any]) -> Markup:
 
 
 def confusion_matrix(confusion: Mapping[str, Any]) -> Markup:
-    """Return the confusion matrix of a result as an <svg> element; a cell shows its share of its row in percent.
+    """Return the confusion matrix of a result as an <svg> element; the shade of a cell is its share of its row.
 
-    confusion: "classes": names; "counts": a row for each true class, a column for each predicted class.
+    A cell also shows its share in percent, if it is at least 0.5 % and there are at most NUMBERED classes. confusion:
+    "classes": names; "counts": a row for each true class, a column for each predicted class.
     """
     shares = np.asarray(confusion["counts"], dtype=float)
     shares /= np.maximum(shares.sum(axis=1, keepdims=True), 1)
@@ -177,9 +181,7 @@ def _line(axes: Axes, series: Series, number: int) -> None:
 
 
 def _averaged(values: Sequence[float], how: Callable[[Any], Any] = np.mean) -> list[float]:
-    """Return the values if there are at most POINTS; otherwise cut them into POINTS equal parts and apply `how` to each
-    part.
-    """
+    """Return at most POINTS values: the values themselves, or `how` of each of POINTS parts of about equal size."""
     if len(values) <= POINTS:
         return list(values)
     cuts = np.linspace(0, len(values), POINTS + 1).astype(int).tolist()
@@ -187,21 +189,21 @@ def _averaged(values: Sequence[float], how: Callable[[Any], Any] = np.mean) -> l
 
 
 def _label(text: str) -> str:
-    """Shorten a class name for an axis: without control characters, at most 20 characters."""
+    """Shorten a class name for an axis to at most 20 characters; control characters become blanks."""
     shown = "".join(c if c.isprintable() else " " for c in text)
     return shown if len(shown) <= 20 else f"{shown[:19]}…"
 
 
 def _count(value: float) -> str:
-    """Format a step for an axis: 200, 2,500 or 20k; "" for a value that is no whole number."""
+    """Format a step for an axis: 200, 2,500 or 20k; "" for a value below 10,000 that is no whole number."""
     return f"{value / 1000:g}k" if abs(value) >= 10_000 else f"{value:,.0f}" if value == round(value) else ""
 
 
 def _svg(figure: Figure, description: str) -> Markup:
-    """Convert a figure to an <svg> element. Its ids begin with a checksum, so that they differ from the ids of other
-    figures on the page.
+    """Convert a figure to an <svg> element.
 
-    description: a text for screen readers.
+    Its ids begin with a checksum, so that they differ from the ids of other figures on the page. description: a text
+    for screen readers.
     """
     file = io.StringIO()
     with warnings.catch_warnings():

@@ -53,7 +53,11 @@ class RunFolder:
 
 
 def read_run(path: Path) -> RunFolder:
-    """Read the run folder `path`. Raises ConfigError if it is no run folder."""
+    """Read all of the run folder `path` except the weights.
+
+    Raises ConfigError if config.yaml is missing, leads out of the folder or cannot be read, or if a newer Dyad made the
+    folder. Other files or parts that cannot be read are left out, with a line in RunFolder.unread.
+    """
     config = without_secrets(saved_config(path), by_name=True)
     names = ("eval", METRICS, LOG, RESTARTS)
     links = [name for name in names if (path / name).exists() and not leads_inside(path / name, path)]
@@ -91,10 +95,11 @@ def _records(path: Path, name: str, log: Callable[[str], None]) -> Iterator[dict
 
 
 def _lines(path: Path, name: str, log: Callable[[str], None]) -> Iterator[bytes]:
-    """Yield the lines of the file `name` in the run folder `path`; yield nothing if the file does not exist.
+    """Yield the lines of the file `name` in the run folder `path`, each with its newline.
 
-    In place of a line of more than LONGEST bytes, an empty line is yielded. Only about the first LARGEST bytes are
-    read; if the file is larger, `log` is called with a line of text.
+    Yields nothing if the file does not exist or leads out of the folder. In place of a line of more than LONGEST bytes,
+    an empty line is yielded. Only about the first LARGEST bytes are read; if the file is larger, `log` is called with a
+    line of text.
     """
     if file := file_inside(path, name):
         with open_foreign(file) as lines:

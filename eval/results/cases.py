@@ -60,8 +60,9 @@ def item(name: str, text: str | None = None, **more: Any) -> Item:
 
 
 def answer(found: Item, score: float, right: bool) -> Item:
-    """Return a copy of the item `found` (an image, passage, text or class) as an answer of a system, with its score,
-    rounded to 4 decimals, and whether it is right.
+    """Return a copy of the item `found` as an answer of a system, with its score and whether it is right.
+
+    found: an image, passage, text or class. The score is rounded to 4 decimals.
     """
     return {**found, "score": round(score, 4), "right": right}
 
@@ -77,14 +78,13 @@ def ranked_case(kind: str, query: Item, rank: int, answers: Sequence[Item], righ
 
 
 def choose(quality: np.ndarray, sure: np.ndarray, groups: Sequence[Hashable], count: int) -> list[tuple[str, int]]:
-    """Choose the `count` best, the `count` worst and `count` random queries out of n, no query twice; return (kind,
-    query index) for each, where kind is "best", "worst" or "random".
+    """Choose the best, the worst and random queries of n, `count` of each kind; return (kind, query index) of each.
 
-    quality (n,): how good the results of each query are; higher is better. sure (n,): how certain the model was. Of
-    queries with equal quality the most certain one is taken first, then the earlier one, so the worst queries are the
-    confident mistakes. groups (n,): the group of each query, for example its topic. Each kind has a second query of a
-    group only if there are fewer than `count` groups to choose from. If n is less than 2 · count, one half of the
-    queries is "best", the other half "worst".
+    kind is "best", "worst" or "random"; no query is chosen twice. quality (n,): how good the results of each query are;
+    higher is better. sure (n,): how certain the model was. Of queries with equal quality the most certain one is taken
+    first, then the earlier one, so the worst queries are the confident mistakes. groups (n,): the group of each query,
+    for example its topic. Each kind has a second query of a group only if there are fewer than `count` groups to choose
+    from. If n is less than 2 · count, one half of the queries is "best", the other half "worst".
     """
     n = len(quality)
     plan = (
@@ -119,10 +119,10 @@ def excerpt(
 
 
 def _of_different_groups(order: Sequence[int], groups: Sequence[Hashable], count: int) -> list[int]:
-    """Choose at most `count` of the query indices in `order`: first the first query of each group, then, if these are
-    fewer than `count`, other queries of the same groups. Return them in the order that they have in `order`.
+    """Choose at most `count` of the query indices in `order`, from as many different groups as possible.
 
-    groups: the group of each query, by query index.
+    The first query of each group is chosen first; then, if these are fewer than `count`, other queries of the same
+    groups. They are returned in the order that they have in `order`. groups: the group of each query, by query index.
     """
     first: dict[Hashable, int] = {}
     for query in order:

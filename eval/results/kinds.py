@@ -88,11 +88,11 @@ def label(metric: str) -> str:
     return LABELS.get(start, "") + metric.removeprefix(start).replace("_", " ")
 
 
-def searched(result: Result) -> str:
+def index_text(result: Result) -> str:
     """Return a text on the search index of a result; "" if exact search was asked for.
 
-    The text names the approximate index and its recall against exact search, or the approximate index that was asked
-    for, if the data set was too small for it and was searched exactly.
+    The text names the approximate index and its recall against exact search. If the data set was too small for the
+    approximate index that was asked for, and was searched exactly, the text says so.
     """
     search, metrics = part(result, "search"), result["metrics"]
     hows = [how for how in (search, *search.values()) if isinstance(how, dict)]
@@ -103,8 +103,8 @@ def searched(result: Result) -> str:
 
 
 def titled(result: Result) -> str:
-    """Return the name of the data set of a result, followed in brackets by the text of `searched`, if it is not ""."""
-    return f"{result['dataset']} ({text})" if (text := searched(result)) else result["dataset"]
+    """Return the name of the data set of a result, with the text on its search index, if any, in brackets."""
+    return f"{result['dataset']} ({text})" if (text := index_text(result)) else result["dataset"]
 
 
 # ---- numbers of the page ---------------------------------------------------------------------------------------------
@@ -144,8 +144,7 @@ def meanings(shown: Groups) -> list[str]:
 
 
 def _numbers(result: Result, metrics: Iterable[str], title: str = "") -> list[Number]:
-    """Return rows of a table in the HTML report for each of `metrics`: its label with the score of the model, then the
-    score of each baseline.
+    """Return the rows of a table in the HTML report: for each metric the score of the model, then those of baselines.
 
     title: text that is removed from the start of a label, because the title of the table says it already.
     """
@@ -153,6 +152,10 @@ def _numbers(result: Result, metrics: Iterable[str], title: str = "") -> list[Nu
 
 
 def _rows(result: Result, metric: str, name: str) -> Iterator[Number]:
+    """Yield the rows of one metric: the score of the model, then that of each baseline whose difference is known.
+
+    name: the label of the first row.
+    """
     yield Number(name, score(result, metric))
     for system, baseline in part(result, "baselines").items():
         if (ahead := lead(baseline, metric)).value is not None:
@@ -167,8 +170,9 @@ def _retrieval_groups(result: Result) -> Groups:
 
 
 def _one_table(title: str, result: Result) -> Groups:
-    """Return one table of all metrics for the HTML report, as title → rows. A classification has one more row: the
-    accuracy of always predicting the largest class.
+    """Return one table of all metrics for the HTML report, as title → rows; the sizes num_… are left out.
+
+    A classification has one more row: the accuracy of always predicting the largest class.
     """
     largest = score(result, "majority_class_share").chance
     always = [] if largest is None else [Number("always the largest class", Score(largest), other=True)]
@@ -176,8 +180,9 @@ def _one_table(title: str, result: Result) -> Groups:
 
 
 def _passage_groups(result: Result) -> Groups:
-    """Return one table for each of the first PASSAGE_COLUMNS metrics of passage retrieval, with a row for the model,
-    for each baseline and for the chance level (the score of a random ranking).
+    """Return a table for the HTML report for each of the first PASSAGE_COLUMNS metrics of passage retrieval.
+
+    Each has a row for the model, for each baseline and for the chance level (the score of a random ranking).
     """
     found: Groups = {}
     for metric in [m for m in PASSAGE_METRICS if m in result["metrics"]][:PASSAGE_COLUMNS]:
@@ -212,11 +217,11 @@ def new_table(*columns: str, title: str | None = None, first_width: int | None =
 
 
 def _add_rows(table: Any, name: str, metrics: Sequence[str], result: Result, *more: str) -> None:
-    """Add rows to a printed table: metric values of a result, their 95 % intervals (if known), the values of baselines
-    and the lead of the model over each baseline, and chance levels (the scores of a random ranking).
+    """Add the rows of one result to a printed table: metric values, intervals, baselines and chance levels.
 
-    metrics: the metric of each column. name: the first cell of the row with the metric values. more: further cells at
-    the end of this row.
+    A known 95 % interval is the second row. Of each baseline there are the values, the lead of the model over it, and
+    the interval of the lead. Chance levels are the scores of a random ranking. metrics: the metric of each column.
+    name: the first cell of the row with the metric values. more: further cells at the end of this row.
     """
     found = [score(result, metric) for metric in metrics]
     table.add_row(name, *(_cell(s.value) for s in found), *more)
@@ -241,8 +246,9 @@ def _interval(found: Score, form: str = ".3f") -> str:
 
 
 def _with_interval(found: Score, form: str = ".3f", unknown: str = "-") -> str:
-    """Format a score as a value and, on a second line, its 95 % interval. form: a format specification. unknown: the
-    text for a value that is None.
+    """Format a score as a value and, on a second line, its 95 % interval.
+
+    form: a format specification. unknown: the text for a value that is None.
     """
     return f"{_cell(found.value, form, unknown)}\n{_interval(found, form)}".strip()
 
@@ -257,8 +263,9 @@ def _title(result: Result, *counted: str) -> str:
 
 
 def _retrieval_tables(results: Sequence[Result]) -> Iterator[Any]:
-    """Yield one printed table for each image–text retrieval result: rows for each direction of the search, columns for
-    the first four R@K and the median rank.
+    """Yield one printed table for each image–text retrieval result, with rows for each direction of the search.
+
+    The columns are the first four R@K and the median rank.
     """
     for result in results:
         ways = [way for way in WAYS if any(metric.startswith(f"{way}_R@") for metric in result["metrics"])]
@@ -272,8 +279,10 @@ def _retrieval_tables(results: Sequence[Result]) -> Iterator[Any]:
 
 
 def _class_tables(title: str, columns: Mapping[str, str], results: Sequence[Result]) -> Iterator[Any]:
-    """Yield one table of classifications, with rows for each result: its metrics, their 95 % intervals (if known) and
-    their chance levels (those of random answers). columns: name of a column → metric.
+    """Yield one table of classifications, with rows for each result: its metrics, 95 % intervals and chance levels.
+
+    Intervals are left out if they are not known. The chance levels are those of random answers. columns: name of a
+    column → metric.
     """
     table = new_table(title, *columns, "samples", "largest class")
     for result in results:
@@ -283,10 +292,10 @@ def _class_tables(title: str, columns: Mapping[str, str], results: Sequence[Resu
 
 
 def _passage_tables(results: Sequence[Result]) -> Iterator[Any]:
-    """Yield one printed table for each passage retrieval result: a row for each system, columns for the metrics and for
-    the lead of the model.
+    """Yield one printed table for each passage retrieval result, with a row for each system.
 
-    The lead is the score of the model minus that of the baseline in the first metric.
+    The columns are metrics and the lead of the model: the score of the model minus that of the baseline in the first
+    metric.
     """
     for result in results:
         shown = [name for name in PASSAGE_METRICS if name in result["metrics"]][:PASSAGE_COLUMNS]
@@ -328,6 +337,11 @@ class ResultKind:
 
 
 def _classes(hub_task: str, shown: str, printed: str, columns: Mapping[str, str]) -> ResultKind:
+    """Return the ResultKind of a classification.
+
+    hub_task: as in ResultKind. shown: title of its table in the HTML report. printed, columns: title and columns of
+    `_class_tables`.
+    """
     return ResultKind(hub_task, partial(_one_table, shown), partial(_class_tables, printed, columns))
 
 

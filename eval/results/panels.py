@@ -1,6 +1,4 @@
-"""Convert results to values that experiment trackers show (galleries, histograms, tables), and to scores for model
-cards.
-"""
+"""Convert results to what experiment trackers show (galleries, histograms, tables) and to scores for model cards."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -13,8 +11,9 @@ from dyad.train.tracking.panel_types import Cell, Grid, Panels, Scored, Thumbnai
 
 
 def panels(result: Result, run: Path) -> Panels:
-    """Convert one evaluation result to Panels (final metrics, galleries of example cases, histograms, tables) for
-    experiment trackers. run: the run folder, in which the thumbnails lie.
+    """Convert one evaluation result to Panels: final metrics, galleries of example cases, histograms and tables.
+
+    Experiment trackers draw them. run: the run folder, in which the thumbnails lie.
     """
     pairs, of_class, histogram = confusions(result), classes(result), part(result, "scores")
     return Panels(
@@ -32,8 +31,9 @@ def panels(result: Result, run: Path) -> Panels:
 
 
 def scored(result: Result) -> Scored:
-    """Return one evaluation result as Scored, for a model card: the data set, the name of the task on the Hugging Face
-    Hub, and the scores.
+    """Return one evaluation result as Scored, for a model card.
+
+    The task of the result must be in KINDS (eval/results/kinds.py), or it raises KeyError.
     """
     return Scored(titled(result), KINDS[result["task"]].hub_task, scores(result))
 
@@ -56,8 +56,8 @@ def _final_numbers(result: Result) -> dict[str, dict[str, float]]:
 def _gallery(cases: Sequence[Mapping[str, Any]], run: Path, dataset: str) -> Grid:
     """Convert example cases to a table with one row for each query.
 
-    If the answers are images, each answer has a column, best first. If they are texts, each system has one cell with
-    a line for each answer. run: the run folder, in which the thumbnails lie.
+    If any answer has an image, each answer has a column, best first; otherwise each system has one cell with a line for
+    each answer. run: the run folder, in which the thumbnails lie.
     """
     metrics = dict.fromkeys(metric for case in cases for metric in part(case, "value"))
     names = dict.fromkeys(name for case in cases for name in part(case, "systems"))
@@ -67,7 +67,7 @@ def _gallery(cases: Sequence[Mapping[str, Any]], run: Path, dataset: str) -> Gri
 
     def cells(answers: Sequence[Mapping[str, Any]]) -> list[Cell]:
         if not pictured:
-            return ["\n".join(f"{rank}. {_words(answer)}" for rank, answer in enumerate(answers, 1))]
+            return ["\n".join(f"{rank}. {_item_line(answer)}" for rank, answer in enumerate(answers, 1))]
         return [*(_cell(answer, run, dataset) for answer in answers), *[None] * (longest - len(answers))]
 
     def row(case: Mapping[str, Any]) -> list[Cell]:
@@ -76,7 +76,7 @@ def _gallery(cases: Sequence[Mapping[str, Any]], run: Path, dataset: str) -> Gri
             case.get("kind"),
             _cell(part(case, "query"), run, dataset),
             *(part(case, "value").get(metric) for metric in metrics),
-            _cell(right[0], run, dataset) if pictured and right else "\n".join(map(_words, right)),
+            _cell(right[0], run, dataset) if pictured and right else "\n".join(map(_item_line, right)),
             *(shown for name in names for shown in cells(part(case, "systems").get(name, []))),
         ]
 
@@ -86,12 +86,14 @@ def _gallery(cases: Sequence[Mapping[str, Any]], run: Path, dataset: str) -> Gri
 
 def _cell(item: Mapping[str, Any], run: Path, dataset: str) -> Cell:
     path = thumbnail_path(run, dataset, item.get("picture"))
-    return Thumbnail(path, _words(item)) if path else _words(item)
+    return Thumbnail(path, _item_line(item)) if path else _item_line(item)
 
 
-def _words(item: Mapping[str, Any]) -> str:
-    """Convert a query or an answer of an example case to one line: ✓ 0.812 Title: text with «answer» marked. Missing
-    parts are skipped.
+def _item_line(item: Mapping[str, Any]) -> str:
+    """Convert a query or an answer of an example case to text, such as: ✓ 0.812 Title: text with «answer» marked.
+
+    ✓ means that the answer is right. The id stands in place of title and text, if both are missing. Other missing parts
+    are skipped. Line breaks in the text stay.
     """
     parts = marked(item.get("text") or "", item.get("spans") or [])
     text = "".join(f"«{part}»" if found else part for part, found in parts)

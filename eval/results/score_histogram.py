@@ -15,7 +15,7 @@ PER_QUERY = 5  # the most right pairs, and random pairs, of a query
 BINS = 40
 
 
-def spread(n: int, count: int = QUERIES) -> np.ndarray:
+def evenly_spread(n: int, count: int = QUERIES) -> np.ndarray:
     """Return `count` evenly spread indices of 0 … n − 1, or all of them if n is smaller."""
     return np.linspace(0, n - 1, min(n, count)).astype(np.int64)
 
@@ -23,16 +23,16 @@ def spread(n: int, count: int = QUERIES) -> np.ndarray:
 def score_histogram(
     queries_kD: np.ndarray, items_mD: np.ndarray, right: Sequence[np.ndarray], best_wrong: np.ndarray
 ) -> dict[str, list[Any]]:
-    """Return histograms, with the same bins, of the scores of right pairs, wrong pairs and best wrong items, for a
-    sample of k queries.
+    """Return histograms of the scores of right pairs, wrong pairs and best wrong items, for a sample of k queries.
 
-    Returns {"edges": BINS + 1 boundaries of the bins, "right", "wrong", "best_wrong": BINS counts each}. The wrong
-    pairs are random pairs of a query and an item, without right pairs. queries_kD, items_mD: embeddings, (k, D) and
-    (m, D); items_mD may be memory-mapped, and float16. right: the indices of the right items of each query, of which at
-    most PER_QUERY are used. best_wrong (k,): the score of the best wrong item of each query, −inf if there is none.
+    All have the same bins: {"edges": BINS + 1 boundaries of the bins, "right", "wrong", "best_wrong": BINS counts
+    each}. The wrong pairs are random pairs of a query and an item, without right pairs. queries_kD, items_mD:
+    embeddings, (k, D) and (m, D); items_mD may be memory-mapped, and float16. right: the indices of the right items of
+    each query, of which at most PER_QUERY are used. best_wrong (k,): the score of the best wrong item of each query,
+    −inf if there is none.
     """
     draw = np.random.default_rng(0)
-    some_right = [items[spread(len(items), PER_QUERY)] for items in right]
+    some_right = [items[evenly_spread(len(items), PER_QUERY)] for items in right]
     others = [np.setdiff1d(draw.integers(0, len(items_mD), PER_QUERY), items) for items in right]
     scores = {
         "right": _pair_scores(queries_kD, items_mD, some_right),
@@ -46,7 +46,9 @@ def score_histogram(
 
 
 def _pair_scores(queries_kD: np.ndarray, items_mD: np.ndarray, items: Sequence[np.ndarray]) -> np.ndarray:
-    """Return the scores of pairs of a query and an item in one array, float32, query after query. items: for each of
-    the k queries the indices of its items."""
+    """Return the scores of pairs of a query and an item in one array, float32, query after query.
+
+    items: for each of the k queries the indices of its items.
+    """
     rows = np.repeat(np.arange(len(items)), [len(of) for of in items])
     return pair_scores(queries_kD, items_mD, rows, np.concatenate(items) if len(items) else np.empty(0, np.int64))

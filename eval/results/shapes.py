@@ -61,8 +61,9 @@ class Mistake(TypedDict):
 
 
 class ScoreHistogram(TypedDict):
-    """Counts of scores in the bins between `edges`: of right pairs, of wrong pairs, and of the best wrong item of each
-    query.
+    """Counts of scores in the bins between `edges`.
+
+    right: of right pairs. wrong: of random wrong pairs. best_wrong: of the best wrong item of each query.
     """
 
     edges: list[Annotated[float, Field(ge=-1e15, le=1e15)]]
@@ -72,6 +73,10 @@ class ScoreHistogram(TypedDict):
 
 
 def _square(found: Confusion) -> Confusion:
+    """Return `found` unchanged.
+
+    Raises ValueError unless each class has a row of counts, with a count for each class.
+    """
     size = len(found["classes"])
     if not size or [len(row) for row in found["counts"]] != [size] * size:
         raise ValueError("each class needs a row of counts, with a count for each")
@@ -79,6 +84,7 @@ def _square(found: Confusion) -> Confusion:
 
 
 def _drawable(found: ScoreHistogram) -> ScoreHistogram:
+    """Return `found` unchanged. Raises ValueError unless the edges rise and each kind has a count for every bin."""
     edges, bins = found["edges"], len(found["edges"]) - 1
     if edges != sorted({*edges}) or {len(found["right"]), len(found["wrong"]), len(found["best_wrong"])} != {bins}:
         raise ValueError("the edges must rise, with a count between any two")
@@ -143,10 +149,9 @@ def read_object(folder: Path, name: str, shape: TypeAdapter[Any], log: Callable[
 
 
 def _problems(shape: TypeAdapter[Any], found: Any) -> dict[str, str]:
-    """Check the JSON object `found` against `shape`; return name of a wrong part → the first reason why it does not
-    fit.
+    """Check the JSON object `found` against `shape`; return name of a wrong part → the first reason; {} if all fits.
 
-    The name "" stands for the whole object. The result is {} if everything fits.
+    The name "" stands for the whole object.
     """
     problems: dict[str, str] = {}
     try:

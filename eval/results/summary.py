@@ -1,8 +1,8 @@
-"""Functions that read scores and other entries from results, for everything that shows them: HTML report, trackers,
-tables, model card.
+"""Functions that read scores and other entries from results, for everything that shows them.
 
-A result is the JSON of `eval/<data set>.json`, perhaps written by an older version. Parts that are missing or null are
-skipped. Code for only one kind of evaluator is in eval/results/kinds.py.
+They serve the HTML report, trackers, printed tables and model cards. A result is the JSON of `eval/<data set>.json`,
+perhaps written by an older version. Parts that are missing or null are skipped. Code for only one kind of evaluator is
+in eval/results/kinds.py.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,21 +21,19 @@ SYSTEMS |= {"popularity": "popularity", "successors": "what follows the last ite
 
 
 def score(result: Result, metric: str) -> Score:
-    """Return the score of the model in one metric, with its 95 % interval and its chance level (the score of a random
-    ranking).
+    """Return the score of the model in one metric, with its 95 % interval and its chance level.
 
-    A part that is not known is None. `result` may also be the scores of one baseline (a value of `systems(result)`),
-    which have no chance level.
+    The chance level is the score of a random ranking. A part that is not known is None. `result` may also be the scores
+    of one baseline (a value of `systems(result)`), which have no chance level.
     """
     value, interval, chance = (part(result, name).get(metric) for name in ("metrics", "intervals", "chance"))
     return Score(finite(value), *_ends(interval), finite(chance))
 
 
 def scores(result: Result) -> dict[str, Score]:
-    """Return metric → score for the metrics of a result that have a 95 % interval or a chance level (the score of a
-    random ranking).
+    """Return metric → score for the metrics of a result that have a 95 % interval or a chance level.
 
-    So counts, such as the number of images, are left out.
+    So counts, such as the number of images, are left out. The chance level is the score of a random ranking.
     """
     found = {metric: score(result, metric) for metric in part(result, "metrics")}
     return {metric: s for metric, s in found.items() if s.value is not None and (s.low, s.chance) != (None, None)}
@@ -47,10 +45,9 @@ def systems(result: Result) -> dict[str, Result]:
 
 
 def lead(baseline: Result, metric: str) -> Score:
-    """Return the score of the model minus the score of one baseline in one metric, with the 95 % interval of this
-    difference.
+    """Return the lead of the model over one baseline in one metric, with its 95 % interval; values not known are None.
 
-    baseline: the part of a result that describes the baseline.
+    The lead is the score of the model minus that of the baseline. baseline: the part of a result that describes it.
     """
     difference = part(part(baseline, "difference"), metric)
     return Score(finite(difference.get("value")), *_ends(difference.get("interval")))
@@ -94,15 +91,15 @@ def marked(text: str, spans: Sequence[Sequence[int]]) -> Iterator[tuple[str, boo
 
 
 def thumbnail_path(run: Path, dataset: str, name: str | None) -> Path | None:
-    """Return the path of a thumbnail in the run folder. name: its file name.
+    """Return the path of a thumbnail in the run folder, or None. name: its file name, or None.
 
-    Returns None if the file does not exist, is no .webp file in the folder of this data set, or is too large.
+    It is None if the file does not exist, is no .webp file in the folder of this data set, or is too large.
     """
     path = file_inside(run, f"eval/{dataset}.pictures/{name}") if name == Path(name or "").name else None
     return path if path and path.suffix == ".webp" and path.stat().st_size <= LARGEST_IMAGE else None
 
 
-def evaluator(result: Result) -> str:
+def evaluator_name(result: Result) -> str:
     """Return the name of the evaluator that made a result: the prefix of its metrics in metrics.jsonl."""
     return "val" if result["dataset"] == "val" else f"eval/{result['dataset']}"
 
@@ -119,10 +116,9 @@ def finite(value: Any) -> float | None:
 
 
 def number(value: Any) -> str:
-    """Format a value for readers: whole numbers above 1 without decimals, values closer to 0 than 0.0005 with one
-    significant digit, and all others with three decimals.
+    """Format a value for readers, with three decimals; "–" (a dash) if it is no number or is not finite.
 
-    Returns "–" (a dash) if the value is no number or is not finite.
+    Whole numbers above 1 have no decimals, values closer to 0 than 0.0005 one significant digit.
     """
     if (found := finite(value)) is None:
         return "–"
@@ -137,5 +133,6 @@ def signed(value: float) -> str:
 
 
 def _ends(interval: Sequence[Any] | None) -> tuple[float | None, float | None]:
+    """Return both ends of an interval as floats; (None, None) if the interval is missing or an end is not finite."""
     low, high = map(finite, interval or (None, None))
     return (None, None) if low is None or high is None else (low, high)

@@ -14,15 +14,17 @@ QUALITY = 80
 
 
 class Thumbnails:
-    """Collects the indices of the images that example cases show, and writes all their thumbnails together."""
+    """Collects the indices of the images that example cases show, and writes all their thumbnails together.
+
+    images: the images, by index.
+    """
 
     def __init__(self, images: Images) -> None:
         self._images = images
         self._asked: set[int] = set()
 
     def name(self, i: int) -> str:
-        """Return the file name of the thumbnail of image i, and remember i, so that the method `write` writes this
-        thumbnail.
+        """Return the file name of the thumbnail of image i, and remember i, so that `write` writes this thumbnail.
 
         The name is made from i, because a sample key could hold characters that do not suit a file name.
         """
@@ -30,10 +32,10 @@ class Thumbnails:
         return f"{i}.webp"
 
     def write(self, folder: Path) -> None:
-        """Write the thumbnails of all images for which the method `name` was called into a new folder, and replace
-        `folder` by it in one move.
+        """Write the thumbnails of all images for which `name` was called into a new folder, which replaces `folder`.
 
-        If `name` was never called, `folder` is removed. Raises DataError for an image that cannot be read.
+        If `name` was never called, `folder` is removed. Raises SampleError, a DataError, for an image that cannot be
+        read; `folder` then stays as it was. Raises OSError if the folder cannot be written.
         """
         if not self._asked:
             return remove(folder)

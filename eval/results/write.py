@@ -22,7 +22,7 @@ _RECALLS = (("text_to_image_R@", "image_retrieval_recall@"), ("image_to_text_R@"
 OTHER_TOOLS = (".beir", ".dpr")  # endings of the stems of JSON files for other tools
 
 
-def facts(config: TrainConfig, source: str, step: int | None) -> dict[str, Any]:
+def model_facts(config: TrainConfig, source: str, step: int | None) -> dict[str, Any]:
     """Return the fields of a result that describe the model: its name, the source of its weights, the training step.
 
     source: the checkpoint or another source of the weights, as text. step: finished optimiser steps; None for a model
@@ -39,8 +39,8 @@ def facts(config: TrainConfig, source: str, step: int | None) -> dict[str, Any]:
 def result(report: "Report", evaluator: "Evaluator", facts: Mapping[str, Any]) -> dict[str, Any]:
     """Return the JSON object of a result, with the fields of CLIP_benchmark, from the report of an evaluator.
 
-    Recalls have two entries, under our names and under CLIP_benchmark's names. facts: the fields that describe the
-    model, as the function `facts` returns them.
+    Recalls have two entries, under our names and under CLIP_benchmark's names. Credentials are removed from the source.
+    facts: the fields that describe the model, as `model_facts` returns them.
     """
     theirs = {t + k.removeprefix(o): v for o, t in _RECALLS for k, v in report.metrics.items() if k.startswith(o)}
     return {
@@ -98,6 +98,7 @@ def result_files(run: Path) -> list[str]:
 
 
 def _print_error(line: str) -> None:
+    """Print a line on standard error."""
     print(printable(line), file=sys.stderr)
 
 
@@ -109,7 +110,10 @@ def new_console() -> "Console":
 
 
 def print_tables(results: Sequence[Result]) -> None:
-    """Print tables of the evaluation results, one kind of result after the other."""
+    """Print tables of the evaluation results on standard output, one kind of result after the other.
+
+    Results of tasks that are not in KINDS, those of plugins, are not printed.
+    """
     console = new_console()
     for task, kind in KINDS.items():
         found = [r for r in results if r["task"] == task]

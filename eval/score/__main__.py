@@ -1,5 +1,4 @@
-"""The command python -m eval.score, which scores prompts by a language model. Its main function is in
-dyad/evaluation/score.py."""
+"""The entry point of python -m eval.score. The command is in dyad/evaluation/score.py."""
 
 from dyad.start import start
 

@@ -1,12 +1,11 @@
-"""Find the k rows of a corpus with the highest inner products, with FAISS: exactly or with an approximate index. The
-corpus may be larger than the memory.
+"""Find the k rows of a corpus with the highest inner products, exactly or with an approximate index of FAISS.
 
-The corpus is a matrix, float32 or float16, in RAM or memory-mapped. It is searched in parts of consecutive rows
-(shards), and the results of the shards are merged. A shard has as many rows as fit into `shard_bytes` in the form that
-the index holds; its boundaries depend on nothing else. Large shards make an approximate index more accurate and a GPU
-faster; exact search on a CPU is as fast with small ones. Queries are searched in blocks of BLOCK. The pairs (shard,
-block) are divided among the processes, which together make the same calls as one process would, so the result does not
-depend on their number.
+The corpus is a matrix, float32 or float16, in RAM or memory-mapped; it may be larger than the memory. It is searched in
+parts of consecutive rows (shards), and the results of the shards are merged. A shard has as many rows as fit into
+`shard_bytes` in the form that the index holds; its boundaries depend on nothing else. Large shards make an approximate
+index more accurate and a GPU faster; exact search on a CPU is as fast with small ones. Queries are searched in blocks
+of BLOCK. The pairs (shard, block) are divided among the processes, which together make the same calls as one process
+would, so the result does not depend on their number.
 
 Ties: of rows with equal scores the lower row index comes first, also if not all of these rows fit into the k best. So
 an exact search returns the first k rows of a stable sort by float32 score. An approximate index finds any of the rows
@@ -76,9 +75,9 @@ class Index:
 
     spec: an argument of FAISS's index_factory and search options, such as "IVF256,PQ32;nprobe=16"; "Flat" is exact. An
     index is trained (lists, codebooks) once, on evenly spread rows of the corpus. shard_bytes: size of a shard, a part
-    of consecutive rows; the index of a shard is kept until another shard is searched. world: all its processes search
-    together with the same queries; ALONE: this process only. With several threads an HNSW graph differs a little from
-    run to run.
+    of consecutive rows; the index of a shard is kept until another shard is searched. world: all its processes make the
+    index and search together, with the same queries; ALONE: this process only. With several threads an HNSW graph
+    differs a little from run to run.
 
     A corpus that is too small to train the index is searched exactly. Attributes: exact: whether searches are exact.
     how: {"index": the spec in use}, with the entries "instead_of" and "because" if the spec in use is not `spec`.
@@ -94,7 +93,7 @@ class Index:
         self.corpus, self.world = corpus_mD, world
         self.how, learnt = {"index": spec}, None
         if not parsed.exact:
-            learnt, reason = from_rank_0(world, lambda: _learnt(load_faiss(), parsed, corpus_mD))
+            learnt, reason = from_rank_0(world, lambda: _train_index(load_faiss(), parsed, corpus_mD))
             if learnt is None:
                 self.how = {"index": EXACT, "instead_of": spec, "because": reason}
         self.exact = learnt is None
@@ -105,10 +104,10 @@ class Index:
         self._shard: tuple[int, Any] = (-1, None)  # (first row, what the searcher made of these rows)
 
     def search(self, queries_nD: np.ndarray, k: int) -> Hits:
-        """Find the k corpus rows with the highest scores (inner products) for each of n queries, exactly or with the
-        approximate index. queries_nD (n, D): the query vectors. k: if it is above m, the m corpus rows are found.
+        """Find the k corpus rows with the highest scores (inner products) for each of n queries.
 
-        All processes must call it together with the same queries.
+        All processes must call it together with the same queries. queries_nD (n, D): the query vectors. k: 1 or more;
+        if it is above m, the result has m rows for each query, not k.
         """
         m, width = self.corpus.shape
         assert k > 0 and queries_nD.shape[1] == width, (k, queries_nD.shape, self.corpus.shape)
@@ -129,28 +128,29 @@ class Index:
         return best
 
     def recall_against_exact(self, hits: Hits, queries_nD: np.ndarray, sample: int = 200) -> float:
-        """Return the share of the k best corpus rows of an exact search that are in `hits`, for at most `sample` evenly
-        spread queries.
+        """Return the share of the k best corpus rows of an exact search that are in `hits`.
 
         hits: the results of an earlier search with queries_nD, the n query vectors; k is its number of results per
-        query. The sampled queries are searched exactly. All processes must call it together.
+        query. It is the mean over at most `sample` evenly spread queries, which are searched exactly. All processes
+        must call it together.
         """
         rows = np.unique(np.linspace(0, len(queries_nD) - 1, min(sample, len(queries_nD))).astype(np.int64))
         exact = Index(self.corpus, world=self.world).search(queries_nD[rows], hits.positions.shape[1]).positions
         return float(np.mean([np.isin(e, h).mean() for e, h in zip(exact, hits.positions[rows], strict=True)]))
 
     def recall_metrics(self, hits: Hits, queries_nD: np.ndarray) -> dict[str, float]:
-        """Return {"recall_against_exact@<k>": the result of `recall_against_exact`}; {} if the index is exact. All
-        processes must call it together.
+        """Return {"recall_against_exact@<k>": the result of `recall_against_exact`}; {} if the index is exact.
+
+        All processes must call it together.
         """
         name = f"recall_against_exact@{hits.positions.shape[1]}"
         return {} if self.exact else {name: self.recall_against_exact(hits, queries_nD)}
 
     def _work(self, n: int) -> list[tuple[int, int]]:
-        """Return the (shard, block) pairs that this process searches, as (first corpus row of the shard, first query of
-        the block), ordered by shard.
+        """Return the (shard, block) pairs that this process searches, ordered by shard.
 
-        n: the number of queries. The processes divide all pairs evenly.
+        A pair is (first corpus row of the shard, first query of the block). n: the number of queries. The processes
+        divide all pairs evenly.
         """
         pairs = [(row, query) for row in range(0, len(self.corpus), self._rows) for query in range(0, n, BLOCK)]
         return pairs[local_rows(len(pairs), self.world.rank, self.world.size)]
@@ -178,10 +178,10 @@ class _Exact:
         return torch.from_numpy(shard).cuda() if self.on_gpu else shard
 
     def search(self, shard: Any, queries_qD: np.ndarray, k: int) -> Hits:
-        """Find for each query the k rows of `shard` (a part of the corpus) with the highest inner products. Positions
-        count from the first row of this part.
+        """Find for each query the k rows of `shard`, a part of the corpus, with the highest inner products.
 
-        shard: the result of `filled`. queries_qD (q, D): q query vectors of width D, float32.
+        shard: the result of `filled`. queries_qD (q, D): q query vectors of width D, float32. k: at most the number of
+        its rows. Positions count from the first row of this part.
         """
         if self.on_gpu:
             return _first_best(torch.from_numpy(queries_qD).cuda(), shard, k)
@@ -227,6 +227,7 @@ class _Approximate:
         return max(1, -(-(sizes[1] - sizes[0]) // len(sample)))
 
     def filled(self, corpus: np.ndarray, start: int, stop: int) -> Any:
+        """Return a FAISS index with the corpus rows start … stop − 1, on the GPU if FAISS's GPU build supports it."""
         index, space = self.faiss.clone_index(self.empty), self.faiss.ParameterSpace()
         with self.spec.errors():
             if self.resources is not None:
@@ -240,10 +241,11 @@ class _Approximate:
         return index
 
     def search(self, index: Any, queries_qD: np.ndarray, k: int) -> Hits:
-        """Find the k best rows for each query in a FAISS index that holds a part of the corpus. Positions count from
-        the first row of this part. queries_qD (q, D): q query vectors of width D, float32.
+        """Find the k best rows for each query in a FAISS index that holds a part of the corpus.
 
-        If the index finds fewer than k rows for a query, the missing rows have the position −1 and the score −inf.
+        index: the result of `filled`. queries_qD (q, D): q query vectors of width D, float32. Positions count from the
+        first row of this part. If the index finds fewer than k rows for a query, the missing rows have the position −1
+        and the score −inf.
         """
         with self.spec.errors():
             scores, positions = index.search(queries_qD, k)
@@ -251,11 +253,11 @@ class _Approximate:
         return _in_order(scores, positions)
 
 
-def _learnt(faiss: ModuleType, spec: Spec, corpus: np.ndarray) -> tuple[np.ndarray | None, str]:
+def _train_index(faiss: ModuleType, spec: Spec, corpus: np.ndarray) -> tuple[np.ndarray | None, str]:
     """Train the FAISS index that `spec` describes on evenly spread rows of the corpus, without adding rows to it.
 
     Returns (the serialised index as bytes in an array, ""), or (None, FAISS's error message) if the corpus has too few
-    rows for the training.
+    rows for the training. Raises ConfigError for other errors of FAISS.
     """
     index = spec.built(faiss, corpus.shape[1])
     lists = faiss.try_extract_index_ivf(index)
@@ -290,10 +292,10 @@ def _finite(name: str, rows: np.ndarray) -> np.ndarray:
 
 
 def _slabs(corpus: np.ndarray, start: int, stop: int) -> Iterator[tuple[int, np.ndarray]]:
-    """Yield the corpus rows start … stop − 1 as float32 in consecutive parts of about SLAB bytes: (index of the part's
-    first row, the part).
+    """Yield (index of the first row, rows) of consecutive parts of the corpus rows start … stop − 1, as float32.
 
-    If the corpus is a memory-mapped file, its pages are dropped from memory after each part.
+    A part has about SLAB bytes. If the corpus is a memory-mapped file, its pages are dropped from memory after each
+    part.
     """
     step = max(1, SLAB // (4 * corpus.shape[1]))
     for row in range(start, stop, step):
@@ -302,9 +304,7 @@ def _slabs(corpus: np.ndarray, start: int, stop: int) -> Iterator[tuple[int, np.
 
 
 def _shard(corpus: np.ndarray, start: int, stop: int) -> np.ndarray:
-    """Return the corpus rows start … stop − 1 as float32: a view of a float32 matrix in RAM, a copy of any other
-    matrix.
-    """
+    """Return the corpus rows start … stop − 1 as float32: a view of a float32 matrix in RAM, else a copy."""
     if not isinstance(corpus, np.memmap) and corpus.dtype == np.float32 and corpus.flags.c_contiguous:
         return _finite("corpus", corpus[start:stop])
     shard = np.empty((stop - start, corpus.shape[1]), np.float32)
@@ -318,11 +318,10 @@ def _shard(corpus: np.ndarray, start: int, stop: int) -> np.ndarray:
 
 @torch.inference_mode()
 def _first_best(queries_qD: Tensor, shard_sD: Tensor, k: int) -> Hits:
-    """Find for each query the k rows of a part of the corpus with the highest inner products. Of rows with equal scores
-    the one with the lower index comes first.
+    """Find for each query the k rows of a part of the corpus with the highest inner products.
 
-    queries_qD (q, D), shard_sD (s, D): q query vectors and the s corpus rows of the part, each of width D. The scores
-    are computed for a few queries at a time.
+    Of rows with equal scores the one with the lower index comes first. queries_qD (q, D), shard_sD (s, D): q query
+    vectors and the s corpus rows of the part, each of width D. The scores are computed for a few queries at a time.
     """
     size = max(1, (STRIP_GPU if shard_sD.is_cuda else STRIP) // len(shard_sD))
     parts = [_first_best_strip(part @ shard_sD.T, k) for part in queries_qD.split(size)]
@@ -331,6 +330,10 @@ def _first_best(queries_qD: Tensor, shard_sD: Tensor, k: int) -> Hits:
 
 
 def _first_best_strip(score_ts: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """Return (scores, positions), (t, k) each, of the k best of s scores for each of t queries.
+
+    Equal scores are in the order of their positions.
+    """
     last_t = score_ts.topk(k, dim=1).values[:, -1:]
     chosen_ts = score_ts >= last_t
     tied = (chosen_ts.sum(dim=1) > k).nonzero()[:, 0]
@@ -344,8 +347,7 @@ def _first_best_strip(score_ts: Tensor, k: int) -> tuple[Tensor, Tensor]:
 
 
 def _in_order(scores: np.ndarray, positions: np.ndarray) -> Hits:
-    """Return search results of FAISS as Hits, reordered so that corpus rows with equal scores are in the order of their
-    indices.
+    """Return search results of FAISS as Hits, with corpus rows of equal scores in the order of their indices.
 
     scores, positions (queries, k): the scores and corpus rows found, by descending score. Changes `positions` in place.
     """

@@ -43,8 +43,7 @@ EXAMPLES = '"Flat", "IVF256,Flat;nprobe=16", "IVF256,PQ32;nprobe=16", "HNSW32;ef
 
 
 def check_spec(spec: str, width: int = 2688) -> None:
-    """Raise ConfigError if FAISS is not installed, or cannot build the index `spec`, such as "IVF256,Flat", for vectors
-    of width `width`.
+    """Raise ConfigError if FAISS is not installed, or cannot build the index `spec` for vectors of width `width`.
 
     Faults that only appear with real vectors, such as too few vectors, are not found. The default width, 2⁷ · 3 · 7, is
     a multiple of any usual number of bytes of a product quantiser.
@@ -64,8 +63,12 @@ class Spec:
 
     @staticmethod
     def parsed(text: str) -> "Spec":
-        """Parse a specification. Raises ConfigError if it does not match FACTORY, if an option is not name=number, or
-        if a number or option is 0 or above its limit (LIMITS, LARGEST, OPTIONS)."""
+        """Parse a specification.
+
+        Raises ConfigError if it does not match FACTORY, if an option is not name=number, or if a number or option is 0
+        or above its limit (LIMITS, LARGEST, OPTIONS). Names of options that are not in OPTIONS are left to FAISS, see
+        `built`.
+        """
         shown = f"index '{text:.{LONGEST}}'"
         factory, *options = (part.strip() for part in text[: LONGEST + 1].split(";"))
         if len(text) > LONGEST or not FACTORY.fullmatch(factory):
@@ -84,8 +87,9 @@ class Spec:
         return Spec(text, factory, values)
 
     def built(self, faiss: ModuleType, width: int) -> Any:
-        """Build the untrained FAISS index that this specification describes, for vectors of the given width, with its
-        search options. Raises ConfigError if FAISS refuses it.
+        """Build the untrained FAISS index of this specification for vectors of `width` numbers, and set its options.
+
+        Raises ConfigError if FAISS refuses it.
         """
         with self.errors(f" (for vectors of width {width})"):
             index = faiss.index_factory(width, self.factory, faiss.METRIC_INNER_PRODUCT)
@@ -94,12 +98,18 @@ class Spec:
         return index
 
     def set_options(self, space: Any, index: Any) -> None:
+        """Set the search options in a FAISS index.
+
+        space: an object of FAISS's ParameterSpace, or of GpuParameterSpace for an index on a GPU. Raises ConfigError
+        for an option that FAISS refuses.
+        """
         for name, value in self.options.items():
             with self.errors(f" (option {name})"):
                 space.set_index_parameter(index, name, value)
 
     @property
     def exact(self) -> bool:
+        """Whether it is exact search: "Flat" without options."""
         return self.factory == EXACT and not self.options
 
     @contextmanager
@@ -133,6 +143,7 @@ def _set_training(faiss: ModuleType, index: Any) -> None:
 
 
 def load_faiss() -> ModuleType:
+    """Import FAISS and return the module. Raises ConfigError if it is not installed."""
     try:
         import faiss
     except ImportError as error:

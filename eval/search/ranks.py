@@ -67,14 +67,14 @@ def ranked(
 def count_ranks(
     queries_nD: np.ndarray, items_mD: np.ndarray, matches: Matches, world: World, hidden: Matches | None = None
 ) -> Ranking:
-    """Compute exactly the rank of each of n queries among m items: 1 + the number of wrong items ahead of its best
-    right item.
+    """Compute exactly the rank of the best right item of each of n queries among m items.
 
-    An item is ahead if its score is higher, or equal and its index is lower. queries_nD, items_mD: embeddings, (n, D)
-    and (m, D); a score is their inner product. matches: which items are right for which queries; the rank of a query
-    without a right item is MISSED. hidden: pairs of a query and an item that is not ranked for this query. All
-    processes must call it with the same arguments; each scores its share of the queries, and all return the same
-    result. Memory: two float32 arrays of STRIP elements each (on a GPU of STRIP_GPU), or of m elements if m is larger.
+    The rank is 1 + the number of wrong items ahead of that item. An item is ahead if its score is higher, or equal and
+    its index is lower. queries_nD, items_mD: embeddings, float32 (n, D) and (m, D); a score is their inner product.
+    matches: which items are right for which queries; the rank of a query without a right item is MISSED. hidden: pairs
+    of a query and an item that is not ranked for this query; never a right pair. All processes must call it with the
+    same arguments; each scores its share of the queries, and all return the same result. Memory: two float32 arrays of
+    STRIP elements each (on a GPU of STRIP_GPU), or of m elements if m is larger.
     """
     n, m = matches.shape
     assert queries_nD.shape[0] == n and items_mD.shape[0] == m, (queries_nD.shape, items_mD.shape, matches.shape)

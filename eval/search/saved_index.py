@@ -26,9 +26,10 @@ PART = 1 << 16  # rows that are checked at a time
 def save_index(folder: Path, items: Sequence[Any], embeddings: np.ndarray, model: str, spec: str) -> None:
     """Write an index into the new folder `folder`.
 
-    items: the n items: texts, whole numbers or passages. embeddings: the embeddings of the items, float32 (n, D).
-    model: the digest of the model that computed them. spec: the specification of the FAISS index, see index_spec.py.
-    Raises ConfigError if the folder exists and is not empty, HardwareError if it cannot be written.
+    items: the n items: texts, whole numbers, pairs (title, text), or passages as JSON objects. embeddings: the
+    embeddings of the items, float32 (n, D). model: the digest of the model that computed them. spec: the specification
+    of the FAISS index, see index_spec.py. Raises ConfigError if the folder exists and is not empty, HardwareError if it
+    cannot be written.
     """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigError(f"{folder} exists. Give the index a new folder, or remove it first")
@@ -38,9 +39,9 @@ def save_index(folder: Path, items: Sequence[Any], embeddings: np.ndarray, model
 
 
 def load_index(folder: Path) -> tuple[list[Any], np.ndarray, str, str]:
-    """Return (items, embeddings, digest of the model, specification), as `save_index` wrote them into `folder`; a pair
-    (title, text) is a tuple again.
+    """Return (items, embeddings, digest of the model, specification), as `save_index` wrote them into `folder`.
 
+    A pair (title, text) is a tuple again. The embeddings are in RAM; their values are not checked (`check_embeddings`).
     Raises OSError for files that are missing, are links out of the folder or are no regular files, ValueError or
     ConfigError for files that are damaged or larger than the memory of the machine.
     """

@@ -1,5 +1,4 @@
-"""Evaluate a language model on answers: how often the right answer to a prompt has the highest score, and its
-likelihood.
+"""Evaluate a language model on answers: accuracy of its choice among them, and likelihood of the right ones.
 
 choice_accuracy is the share of prompts whose best right answer has a higher score than every wrong one. The score is
 that of training, the mean log-likelihood of a token of the answer. log_likelihood is the mean over prompts of the score
@@ -18,7 +17,7 @@ from dyad.data.question_passage.prompts import AnswerLists
 from dyad.eval.encode.encoder import Encoder, Evaluator, Report
 from dyad.eval.metrics.bootstrap import Values, comparison, summary
 from dyad.eval.results.cases import ANSWERS, RIGHT, Case, Item, answer, choose, excerpt, item, ranked_case
-from dyad.eval.tasks.baselines import before_training
+from dyad.eval.tasks.baselines import untrained_encoder
 
 
 @dataclass(frozen=True)
@@ -31,7 +30,7 @@ class Answers(Evaluator):
         score_N = self.scores(encode)
         values, details = self.values(score_N), {"baselines": dict[str, Any]()}
         metrics = {name: float(v.mean()) for name, v in values.items()} | {"perplexity": self._perplexity(score_N)}
-        if before := before_training(self.untrained, encode.world):
+        if before := untrained_encoder(self.untrained, encode.world):
             others_N = self.scores(before)
             found = comparison(values, self.values(others_N), self.groups)
             found["metrics"]["perplexity"] = self._perplexity(others_N)
@@ -47,7 +46,10 @@ class Answers(Evaluator):
         return {"choice_accuracy": True, "log_likelihood": True, "perplexity": False}
 
     def scores(self, encode: Encoder) -> np.ndarray:
-        """Return the score of each answer, the mean log-likelihood of its tokens after its prompt, float64 (N,)."""
+        """Return the score of each answer, the mean log-likelihood of its tokens after its prompt, float64 (N,).
+
+        encode: its y tower must be that of a language model. All processes must call it together.
+        """
         return replace(encode, cosine=False, features=False)("y", self.data)[:, 0].astype(np.float64)
 
     @property
@@ -57,8 +59,10 @@ class Answers(Evaluator):
         return np.stack([np.bincount(row_N[right_N == right], minlength=n) for right in (False, True)])
 
     def _ranks(self, score_N: np.ndarray) -> np.ndarray:
-        """Return the rank, from 1, of the best right answer of each prompt, int64 (n,); of equal scores wrong answers
-        come first. score_N: the scores of all answers."""
+        """Return the rank, from 1, of the best right answer of each prompt, int64 (n,).
+
+        Of equal scores wrong answers come first. score_N: the scores of all answers.
+        """
         row_N, right_N, n = self.data.row_N, self.data.right_N, len(self.data.prompts)
         best_n = np.full(n, -np.inf)
         np.maximum.at(best_n, row_N[right_N], score_N[right_N])
@@ -66,8 +70,11 @@ class Answers(Evaluator):
         return 1 + np.bincount(row_N[before_N], minlength=n)
 
     def values(self, score_N: np.ndarray) -> Values:
-        """Return metric → its value for each prompt: choice_accuracy for the prompts that have wrong answers,
-        log_likelihood for all n prompts. score_N: the scores of all answers."""
+        """Return metric → its value for each prompt that has one.
+
+        choice_accuracy has a value for the prompts that have wrong answers, and is left out if there are none;
+        log_likelihood for all n prompts. score_N: the scores of all answers.
+        """
         (wrong_n, right_n), right_N = self._counts, self.data.right_N
         likelihood_n = np.bincount(self.data.row_N[right_N], score_N[right_N]) / right_n
         chosen = {"choice_accuracy": 1.0 * (self._ranks(score_N) == 1)[wrong_n > 0]} if wrong_n.any() else {}
@@ -79,6 +86,10 @@ class Answers(Evaluator):
         return [q.group for q, n in zip(self.data.prompts, wrong_n, strict=True) if n or metric != "choice_accuracy"]
 
     def _perplexity(self, score_N: np.ndarray) -> float:
+        """Return exp of minus the mean log-likelihood of a token over all right answers.
+
+        score_N: the scores of all answers.
+        """
         right = np.flatnonzero(self.data.right_N)
         tokens = self.data.token_counts(right)
         return float(np.exp(-(tokens * score_N[right]).sum() / tokens.sum()))
@@ -91,7 +102,9 @@ class Answers(Evaluator):
 
     def cases(self, score_N: np.ndarray, examples: int) -> list[Case]:
         """Return example cases, `examples` of each kind (best, worst, random), of prompts that have wrong answers.
-        score_N: the scores of all answers."""
+
+        score_N: the scores of all answers.
+        """
         several = np.flatnonzero(self._counts[0])
         rank_n = self._ranks(score_N)[several]
         starts = np.searchsorted(self.data.row_N, np.arange(len(self.data.prompts) + 1))
@@ -111,4 +124,5 @@ class Answers(Evaluator):
         return ranked_case(kind, query, rank, found[:ANSWERS], right)
 
     def _item(self, number: int) -> Item:
+        """Return the entry of answer `number` in an example case."""
         return item(str(number), excerpt(self.data.answers[number].text)[0])

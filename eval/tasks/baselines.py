@@ -12,11 +12,11 @@ from dyad.train.distributed.failures import PeerFailure
 from dyad.train.distributed.world import World
 
 
-def before_training(untrained: Callable[[], Encoder] | None, world: World) -> Encoder | None:
-    """Return the encoder with its weights before training; None if `untrained` is None or fails.
+def untrained_encoder(untrained: Callable[[], Encoder] | None, world: World) -> Encoder | None:
+    """Return the encoder with its weights before training; None if `untrained` is None or fails with a UserError.
 
     untrained: function that makes the encoder; if it raises a UserError, a line on stderr says why. None: this baseline
-    is not wanted. All processes must call it together.
+    is not wanted. All processes must call it together. Raises the errors that `skip_on_error` lets through.
     """
     if untrained:
         with skip_on_error(Baseline.untrained):
@@ -26,11 +26,10 @@ def before_training(untrained: Callable[[], Encoder] | None, world: World) -> En
 
 @contextmanager
 def skip_on_error(baseline: Baseline) -> Iterator[None]:
-    """Context manager: if the block raises a UserError, print on stderr that `baseline` is left out, and why, and
-    suppress the error.
+    """Context manager: suppress a UserError of the block, and print on stderr that `baseline` is left out, and why.
 
-    Raises the error again if another process failed (PeerFailure) or if the job must be started again (exit code
-    REQUEUE).
+    The error is raised again if another process failed (PeerFailure) or if the job must be started again (exit code
+    REQUEUE). If the error has no message, nothing is printed.
     """
     try:
         yield

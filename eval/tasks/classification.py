@@ -20,7 +20,7 @@ from dyad.eval.metrics.matches import Labels, Matches
 from dyad.eval.results.cases import Item, excerpt, item
 from dyad.eval.results.thumbnails import Thumbnails
 from dyad.eval.search.index_spec import EXACT
-from dyad.eval.tasks.baselines import before_training
+from dyad.eval.tasks.baselines import untrained_encoder
 from dyad.eval.tasks.image_text_retrieval import Direction
 from dyad.train.distributed.agreement import rank_0_only
 
@@ -52,7 +52,8 @@ class Classification(Evaluator):
 
     task: the `task` of its results; "text_" is put before it if the samples are texts, "sequence_" if they are
     sequences. start: a prefix of the names of its accuracies. data: the samples and their labels. classes: the names of
-    the classes, in order. index: the specification of a FAISS index of the classes; "Flat" is exact.
+    the classes, in order. index: the specification of a FAISS index of the classes; "Flat" is exact. `report` raises
+    DataError for a label that is no class.
     """
 
     task: ClassVar[str]
@@ -82,7 +83,7 @@ class Classification(Evaluator):
         accuracy = {name: float(hits.mean()) if len(hits) else None for name, hits in right.items()}
         numbers = {name: {"num_samples": len(right[name]), "accuracy": accuracy[name]} for name in names}
         details = {**scored.details, "per_class": {n: numbers[n] | scored.per_class.get(n, {}) for n in names}}
-        if before := before_training(self.untrained, world):
+        if before := untrained_encoder(self.untrained, world):
             others = self._ranked(before, target, small)[1]
             details["baselines"] = {"untrained": comparison(values, others, lambda metric: range(len(target)))}
         if self.index != EXACT:
@@ -122,10 +123,15 @@ class Classification(Evaluator):
 
     @property
     def _sort(self) -> str:
+        """The word for a sample: "picture", "text" or "sequence"."""
         items = self.data.items
         return items.sort if isinstance(items, ReadableItems) else "picture"
 
     def _shown(self, small: Thumbnails | None, i: int) -> Item:
+        """Return the entry of sample i in an example case.
+
+        small: collects its thumbnail; None for texts and sequences.
+        """
         items, label = self.data.items, self.data.labels[i]
         if isinstance(items, ReadableItems):
             return item(items.name(i), excerpt(items.text(i))[0])
@@ -144,12 +150,12 @@ class Classification(Evaluator):
 
 
 def accuracies(rank: np.ndarray, target: np.ndarray, count: int) -> Values:
-    """Return acc1, acc5 (only with five classes or more) and mean_per_class_recall as metric → (n,) values of the
-    samples, whose mean is the metric.
+    """Return the accuracies as metric → (n,) values of the samples, whose mean is the metric.
 
-    rank (n,): the rank (from 1) of the right class of each of n samples. target (n,): the index of its class. count:
-    the number of classes. The mean over classes takes only classes that have samples, as in scikit-learn: a hit counts
-    in inverse proportion to the number of samples of its class.
+    The metrics are acc1, acc5 (only with five classes or more) and mean_per_class_recall. rank (n,): the rank (from 1)
+    of the right class of each of n samples. target (n,): the index of its class. count: the number of classes. The mean
+    over classes takes only classes that have samples, as in scikit-learn: a hit counts in inverse proportion to the
+    number of samples of its class.
     """
     size = np.bincount(target, minlength=count)
     weight = len(target) / (np.count_nonzero(size) * size[target])
@@ -173,12 +179,11 @@ def class_indices(labels: Sequence[str], classes: Sequence[str], name: str) -> n
 
 
 def predictions(direction: Direction, target: np.ndarray) -> np.ndarray:
-    """Return (n,) int64: the predicted class index of each of n samples. For a sample for which an approximate index
-    found no class, it is the number of classes.
+    """Return the predicted class index of each of n samples, int64 (n,); the number of classes if none was found.
 
-    The predicted class is the right class if the rank of the right class is 1, else the first wrong class that the
-    search finds. direction: the search from samples to classes. target (n,): the index of the right class. All
-    processes must call it together.
+    An approximate index may find no class. The predicted class is the right class if the rank of the right class is 1,
+    else the first wrong class that the search finds. direction: the search from samples to classes. target (n,): the
+    index of the right class. All processes must call it together.
     """
     predicted = target.copy()
     wrong = np.flatnonzero(direction.rank > 1)

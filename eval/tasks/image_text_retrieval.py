@@ -22,12 +22,12 @@ from dyad.eval.encode.encoder import Encoder, Evaluator, Report
 from dyad.eval.metrics.bootstrap import Values, comparison, summary
 from dyad.eval.metrics.matches import Labels, Matches
 from dyad.eval.results.cases import ANSWERS, RIGHT, Case, Item, answer, choose, item, ranked_case
-from dyad.eval.results.score_histogram import score_histogram, spread
+from dyad.eval.results.score_histogram import evenly_spread, score_histogram
 from dyad.eval.results.thumbnails import Thumbnails
 from dyad.eval.search.index import Hits, Index
 from dyad.eval.search.index_spec import EXACT
 from dyad.eval.search.ranks import Ranked, ranked
-from dyad.eval.tasks.baselines import before_training
+from dyad.eval.tasks.baselines import untrained_encoder
 from dyad.train.distributed.agreement import rank_0_only
 from dyad.train.distributed.world import World
 from dyad.train.eval_config import Truth
@@ -110,28 +110,34 @@ class Direction:
 
     @property
     def rank(self) -> np.ndarray:
+        """The rank of the best right item of each query, int64 (n,); at the first access as `ranked`."""
         return self.ranked.ranking.rank
 
     def first(self, queries: np.ndarray) -> Hits:
-        """Return the first ANSWERS items, or more, found for the queries with the indices `queries`, by the index that
-        ranked them. All processes must call it together.
+        """Return the first ANSWERS items for the queries with the indices `queries`, or more, as Hits, best first.
+
+        They come from the index that ranked the queries. If there are fewer items, all are returned. All processes must
+        call it together.
         """
         if self.ranked.hits is None:
             return Index(self.items_mD, world=self.world).search(self.queries_nD[queries], ANSWERS)
         return self.ranked.hits.of(queries)
 
     def histogram(self) -> dict[str, list[Any]]:
-        """Return histograms of the scores of right pairs, wrong pairs and best wrong items, for a sample of the
-        queries.
+        """Return histograms of the scores of right pairs, wrong pairs and best wrong items, of a sample of queries.
+
+        Their form is that of `score_histogram` (eval/results/score_histogram.py). One process alone may call it only
+        after all have read `ranked`.
         """
-        picks = spread(len(self.queries_nD))
+        picks = evenly_spread(len(self.queries_nD))
         right = [self.right(query) for query in picks.tolist()]
         return score_histogram(self.queries_nD[picks], self.items_mD, right, self.ranked.ranking.best_wrong[picks])
 
     def cases(self, examples: int) -> list[Case]:
         """Return example cases for the report: the `examples` best, the `examples` worst and `examples` random queries.
 
-        Each case has the first items and the right items. All processes must call it together.
+        Each case has the first items and some right items. Of queries with equal keys only the first is shown. All
+        processes must call it together.
         """
         first = np.unique(self.keys, return_index=True)[1]
         first.sort()
@@ -158,7 +164,8 @@ class Retrieval(Evaluator):
     """Evaluator of one data set of images and captions, for both directions of search (image → text, text → image).
 
     truth: which pairs are right; with `pairs` only an image and its own captions, with `keys` also pairs of equal
-    content. recall_k: each K of R@K. index: a FAISS index; "Flat" is exact.
+    content. recall_k: each K of R@K. index: specification of a FAISS index; "Flat" is exact, an approximate one gives
+    no mean and median rank.
     """
 
     task: ClassVar[str] = "zeroshot_retrieval"
@@ -180,7 +187,7 @@ class Retrieval(Evaluator):
         details: dict[str, Any] = {"truth": str(self.truth)}
         if self.index != EXACT:
             details["search"] = {name: way.ranked.how for name, way in searched.items()}
-        if before := before_training(self.untrained, encode.world):
+        if before := untrained_encoder(self.untrained, encode.world):
             others = self._searched(before, thumbnails)
             compared = comparison(self._values(searched), self._values(others), self._groups)
             details["baselines"] = {"untrained": {**compared, "metrics": self._metrics(others)}}
@@ -198,8 +205,10 @@ class Retrieval(Evaluator):
         return {f"{way}_{metric}": higher for way in self.ways for metric, higher in metrics.items()}
 
     def _searched(self, encode: Encoder, thumbnails: Thumbnails) -> Searched:
-        """Encode images and captions and return the searches of both directions. thumbnails: collects the images that
-        example cases show."""
+        """Encode images and captions and return the searches of both directions, by name (`ways`).
+
+        thumbnails: collects the images that example cases show. All processes must call it together.
+        """
         data, image, caption = self.data, partial(self._image, thumbnails), self._caption
         x_nD, y_mD = encode("x", data.images), encode("y", data.texts)
         to_text, to_image = match_pairs(data.owner, data.image_keys, data.text_keys, self.truth)
@@ -232,8 +241,9 @@ class Retrieval(Evaluator):
         return {"intervals": intervals, "scores": next(iter(searched.values())).histogram()}
 
     def _image(self, thumbnails: Thumbnails, i: int) -> Item:
-        """Return the entry of image i in an example case: its id, its first caption and the file name of its
-        thumbnail.
+        """Return the entry of image i in an example case: its id, first caption and name of the thumbnail.
+
+        Asks `thumbnails` for the thumbnail, so that it is written.
         """
         first = int(np.searchsorted(self.data.owner, i))
         return item(self.data.images.key(i), self.data.texts.texts[first], picture=thumbnails.name(i))

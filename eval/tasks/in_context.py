@@ -63,25 +63,33 @@ class InContext(Evaluator):
         return {"choice_accuracy": True, "log_likelihood": True}
 
     def _scorer(self, encode: Encoder) -> Encoder:
+        """Return an Encoder with the language model as its y tower, which is moved to the device of this process."""
         return replace(encode, towers={"y": self.scorer.to(encode.world.device)})
 
     def _with(self, found_n: Int64s) -> Answers:
-        """Return the evaluator of the questions with an example before each. found_n (n,): the index of the example of
-        each question; NONE: no example."""
+        """Return the evaluator of the questions with an example before each.
+
+        found_n (n,): the index of the example of each question; NONE: no example.
+        """
         before = [self.examples[int(i)] if i != NONE else "" for i in found_n.tolist()]
         prompts = [replace(q, text=text + q.text) for q, text in zip(self.data.prompts, before, strict=True)]
         return Answers(self.name, self.source, replace(self.data, prompts=prompts))
 
     def _by_model(self, encode: Encoder) -> Int64s:
-        """Return the index of the example that the model finds for each question, int64 (n,)."""
+        """Return the index of the example that the model finds for each question, int64 (n,).
+
+        All processes must call it together.
+        """
         questions, passages = self.data.prompts, [Passage(text) for text in self.examples]
         x = TextInputs(questions.__getitem__, _lengths(questions), self.tokenize, self.config.question)
         y = TextInputs(passages.__getitem__, _lengths(passages), self.tokenize, self.config.passage)
         return Index(encode("y", y), world=encode.world).search(encode("x", x), 1).positions[:, 0]
 
     def _others(self) -> dict[str, Int64s]:
-        """Return name of a baseline → (n,) index of the example for each question: "bm25" (NONE where BM25 finds none),
-        "random" and "no_prompt" (always NONE)."""
+        """Return name of a baseline → the index of the example for each question, int64 (n,).
+
+        The baselines are "bm25" (NONE where BM25 finds no example), "random" and "no_prompt" (always NONE).
+        """
         n = len(self.data.prompts)
         hits = build_bm25(self.examples).search([question.text for question in self.data.prompts], 1)
         best = np.array([positions[0] if len(positions) else NONE for _, positions in hits])

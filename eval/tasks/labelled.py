@@ -11,7 +11,7 @@ from dyad.data.image_text.items import Captions, LabelledSet
 from dyad.eval.encode.encoder import Encoder, Evaluator, Report
 from dyad.eval.metrics.auc import MAX_FPR, auc_values
 from dyad.eval.metrics.bootstrap import Values, comparison, summary
-from dyad.eval.tasks.baselines import before_training
+from dyad.eval.tasks.baselines import untrained_encoder
 from dyad.eval.tasks.classification import class_indices
 from dyad.eval.tasks.zero_shot import ZeroShot
 
@@ -21,7 +21,8 @@ class TrainedClasses(ZeroShot):
     """Evaluator of the classes that a run of task=labelled trains, scored with the class embeddings of the y tower.
 
     The class embeddings are L2-normalised only if Encoder.cosine is True. classes: class name → [the text or name from
-    which `tokenize` makes the tower's input for the class]. Raises DataError for a label that is no class.
+    which `tokenize` makes the tower's input for the class]. Raises DataError, when it is made, for a label that is no
+    class.
     """
 
     task: ClassVar[str] = "classification"
@@ -38,8 +39,8 @@ class RareClass(Evaluator):
     """Evaluator of a score (embeddings of width 1) that tells one class from all others.
 
     data: samples with their classes. rare: the class. max_fpr: the largest false-positive rate of a further partial
-    AUC, that of the run's objective (objective.alpha). Raises DataError unless some samples are of class `rare` and
-    some are not.
+    AUC, that of the run's objective (objective.alpha). Raises DataError, when it is made, unless some samples are of
+    class `rare` and some are not.
     """
 
     data: LabelledSet
@@ -57,7 +58,7 @@ class RareClass(Evaluator):
         values, groups = self._values(encode), lambda metric: range(len(self.positive))
         found = summary(values, groups)
         details: dict[str, Any] = {"intervals": found["intervals"]}
-        if before := before_training(self.untrained, encode.world):
+        if before := untrained_encoder(self.untrained, encode.world):
             details["baselines"] = {"untrained": comparison(values, self._values(before), groups)}
         metrics = {**found["metrics"], "num_samples": float(len(self.positive)), "num_rare": float(self.positive.sum())}
         return Report("rare_class", metrics, dict.fromkeys(values, 0.5), details)

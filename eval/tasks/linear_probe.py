@@ -37,7 +37,8 @@ def linear_probe(x_nD: np.ndarray, target_n: np.ndarray, out_n: np.ndarray, worl
     """Return (the weights of the probe, as `fit` returns them; its C; the accuracy of this C on the held-out samples).
 
     All processes must call it together; they share the fits and get the same result. x_nD: features, float32 (n, D).
-    target_n: class indices from 0, int64 (n,). out_n: bool (n,), True for the samples that are held out to choose C.
+    target_n: class indices from 0, int64 (n,). out_n: bool (n,), True for the samples that are held out to choose C, as
+    `held_out` returns it; at least one.
     """
 
     def accuracies(exponents: Sequence[float]) -> dict[float, float]:
@@ -79,13 +80,13 @@ def held_out(target_n: np.ndarray, keys_n: np.ndarray) -> np.ndarray:
 
 
 def fit(x_nD: np.ndarray, target_n: np.ndarray, c: float, device: torch.device, tolerance: float) -> np.ndarray:
-    """Return the weights, float64 (K, D + 1), of the logistic regression with inverse regularisation strength C = `c`,
-    a row for each class, with its intercept in the last column.
+    """Return the weights of a logistic regression, float64 (K, D + 1), with a row for each class.
 
-    x_nD: features, float32 (n, D). target_n: class indices from 0, (n,). tolerance: on the gradient of the objective
-    divided by C · n. Centred features of up to KEPT elements are held in float64; larger ones stay float32, and rows
-    are converted when needed. For two classes scikit-learn penalises the difference of the two weight vectors; each of
-    them is half the difference, up to its sign, so their squares count twice here.
+    The last column has the intercepts. c: the inverse regularisation strength C. x_nD: features, float32 (n, D).
+    target_n: class indices from 0, (n,); K is the largest + 1. tolerance: on the gradient of the objective divided by C
+    · n. Centred features of up to KEPT elements are held in float64; larger ones stay float32, and rows are converted
+    when needed. For two classes scikit-learn penalises the difference of the two weight vectors; each of them is half
+    the difference, up to its sign, so their squares count twice here.
 
     The minimum is sought over V, with W = V T. T scales the principal axes of the features so that the second
     derivative at V = 0 is about the identity: L-BFGS then needs tens of iterations; over W it would need up to

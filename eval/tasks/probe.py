@@ -32,7 +32,7 @@ from dyad.eval.metrics.bootstrap import Values
 from dyad.eval.search.index import Index
 from dyad.eval.tasks.classification import Classification, Scored, class_indices
 from dyad.eval.tasks.linear_probe import held_out, linear_probe, logits
-from dyad.eval.tasks.zero_shot import unit
+from dyad.eval.tasks.zero_shot import l2_normalised
 from dyad.train.eval_config import ProbeFeatures
 
 TEMPERATURE = 0.07  # temperature of the weighted vote
@@ -43,7 +43,9 @@ class Probe(Classification):
     """Evaluator of frozen features on one data set.
 
     data: the test part. classes: the labels of `train`, sorted. train: the training part. side: the tower that encodes
-    the samples. features: whether to probe the trunk's output or the embeddings. k: the number of neighbours of k-NN.
+    the samples; sequences are always encoded as contexts by the x tower. features: whether to probe the trunk's output
+    or the embeddings. k: the number of neighbours of k-NN. `report` raises DataError for a test label that is not in
+    `train`, and unless the test part has two classes and a class of `train` two different samples.
     """
 
     task: ClassVar[str] = "linear_probe"
@@ -68,7 +70,7 @@ class Probe(Classification):
         train_nD, test_nD = (self._embedded(encode, part.items) for part in (self.train, self.data))
         weight, c, accuracy = linear_probe(train_nD, fitted, out, encode.world)
         areas, aucs = _areas(softmax(logits(test_nD, weight), axis=1), target)
-        near = Index(unit(train_nD), world=encode.world).search(unit(test_nD), self.k)
+        near = Index(l2_normalised(train_nD), world=encode.world).search(l2_normalised(test_nD), self.k)
         votes = {"knn_acc1": np.ones_like(near.scores), "knn_weighted_acc1": np.exp(near.scores / TEMPERATURE)}
         knn = {name: 1.0 * (_elected(fitted[near.positions], by) == target) for name, by in votes.items()}
         facts = {"features": self.features, "num_train": len(fitted), "C": c, "held_out_acc1": accuracy, "k": self.k}

@@ -1,7 +1,7 @@
-"""Task files of zero-shot classification (images, classes and prompts), of probes (training and test part), and of
-in-context evaluation (questions and examples). Does not import torch.
+"""Task files (JSON) that entries of eval.suite name. Does not import torch.
 
-FORMAT below describes the files, also for --help.
+They are of zero-shot classification (images, classes and prompts), of probes (training and test part), and of
+in-context evaluation (questions and examples). FORMAT below describes the files, also for --help.
 """
 
 import os
@@ -56,8 +56,10 @@ class ZeroShotTask:
 
 
 def read_task(path: Path) -> ZeroShotTask:
-    """Read the task file of zero-shot classification (JSON) at `path`. Raises ConfigError, which names the file and the
-    key, if the file cannot be read, or if a key is missing or wrong.
+    """Read the task file of zero-shot classification (JSON) at `path`.
+
+    Raises ConfigError, which names the file and the key, if the file cannot be read, if a key is missing or wrong, or
+    if a class is named twice. The files of shards that it names are not checked.
     """
     content = _content(path, "zero_shot", KINDS)
     named, others = content["classes"], content.get("others")
@@ -75,16 +77,20 @@ def read_task(path: Path) -> ZeroShotTask:
 
 
 def class_names(labels: Sequence[str], names: Sequence[str]) -> list[str]:
-    """Return the class name of each label. If all labels are numbers and none is in `names`, a label below the number
-    of names is an index in `names`, from 0. All other labels are returned unchanged."""
+    """Return the class name of each label: a number as the name with this index in `names`, from 0.
+
+    This holds only if all labels are numbers and none is in `names`. All other labels, and numbers that are too large,
+    are returned unchanged.
+    """
     numbers = all(re.fullmatch("[0-9]{1,9}", label) for label in labels) and not set(labels) & set(names)
     return [names[int(label)] if numbers and int(label) < len(names) else label for label in labels]
 
 
 def read_probe(path: Path) -> tuple[dict[str, str], str]:
-    """Read the task file of a probe (JSON) at `path`; return ({"train": shards, "test": shards}, the field of a sample
-    that holds its class). Raises ConfigError, which names the file and the key, if the file cannot be read, or if a key
-    is missing or wrong.
+    """Read the task file of a probe (JSON) at `path`; return (shards of its parts, field that holds the class).
+
+    The shards are {"train": shards, "test": shards}, relative paths resolved against the folder of the file. Raises
+    ConfigError, which names the file and the key, if the file cannot be read, or if a key is missing or wrong.
     """
     content = _content(path, "probe", dict.fromkeys(("train", "test", "label"), (str, "a text")))
     return {part: _beside(path, content[part]) for part in ("train", "test")}, content["label"]
@@ -107,8 +113,11 @@ class InContextTask:
 
 
 def read_in_context(path: Path) -> InContextTask:
-    """Read the task file of in-context evaluation (JSON) at `path`. Raises ConfigError if the file cannot be read, or
-    if a key is missing, wrong or unknown."""
+    """Read the task file of in-context evaluation (JSON) at `path`.
+
+    Relative paths of questions and examples are resolved against the folder of the file. Raises ConfigError if the file
+    cannot be read, or if a key is missing, wrong or unknown.
+    """
     names = ("questions", "examples", "language_model")
     content = _content(path, "in_context", dict.fromkeys(names, (str, "a text")))
     legal = (*names, "template", "length")
@@ -124,7 +133,10 @@ def read_in_context(path: Path) -> InContextTask:
 
 
 def check_row_template(template: str, key: str) -> None:
-    """Raise ConfigError unless `template` has {question} and {answer}. key: name of the option, for the message."""
+    """Raise ConfigError unless `template` has {question} and {answer}.
+
+    key: how the message names the template, such as the name of an option.
+    """
     if not all(place in template for place in ("{question}", "{answer}")):
         raise ConfigError(f"{key}={template}: must hold {{question}} and {{answer}}")
 
@@ -165,9 +177,12 @@ def _beside(path: Path, shards: str) -> str:
     return "::".join(parts)
 
 
-def distinct(names: Sequence[str]) -> dict[str, list[str]]:
-    """Return class name → [its prompt], from the names of the classes in order. A name of several classes is the prompt
-    of each of them; their class names are the name with the class index, as "crane (517)"."""
+def distinct_class_names(names: Sequence[str]) -> dict[str, list[str]]:
+    """Return class name → [its prompt], from the names of the classes in order; make equal names distinct.
+
+    A name of several classes is the prompt of each of them; their class names are the name with the class index, as
+    "crane (517)".
+    """
     counts = Counter(names)
     return {name if counts[name] == 1 else f"{name} ({index})": [name] for index, name in enumerate(names)}
 

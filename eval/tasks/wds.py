@@ -13,7 +13,7 @@ from pathlib import Path
 
 from dyad.data.base.errors import ConfigError, DataError
 from dyad.data.shards.text_files import open_text
-from dyad.eval.tasks.prompts import distinct, prompted
+from dyad.eval.tasks.prompts import distinct_class_names, prompted
 
 IMAGES = "webp;png;jpg;jpeg"
 LARGEST = 4 << 20  # bytes of a file of names
@@ -32,8 +32,10 @@ class WdsFolder:
     classes: Mapping[str, Sequence[str]]
 
     def class_names(self, labels: Sequence[str]) -> list[str]:
-        """Return the class name of each label. labels: class indices from 0, as text. Raises DataError for a label that
-        is no index of a class."""
+        """Return the class name of each label. labels: class indices from 0, as text.
+
+        Raises DataError for a label that is no index of a class.
+        """
         names = list(self.classes)
         for label in labels:
             if not re.fullmatch("[0-9]{1,9}", label) or int(label) >= len(names):
@@ -44,7 +46,7 @@ class WdsFolder:
 def read_wds(path: Path) -> WdsFolder:
     """Read the shard paths, class names and prompt templates of the CLIP_benchmark data set in the folder `path`.
 
-    Raises ConfigError, which names the file, for a missing or wrong file.
+    Raises ConfigError, which names the file, for a missing or wrong file. The shards are not opened.
     """
     if not path.is_dir():
         raise ConfigError(f"wds:{path} is no folder")
@@ -55,8 +57,10 @@ def read_wds(path: Path) -> WdsFolder:
 
 
 def _shards(path: Path) -> list[str]:
-    """Return the paths of the tar files of a CLIP_benchmark folder, in numerical order: those in test/, or else those
-    in the folder itself. Raises ConfigError if there are none.
+    """Return the paths of the tar files of a CLIP_benchmark folder, in numerical order.
+
+    If test/nshards.txt has a number, they are so many files in test/, which are not looked for; else those in the
+    folder itself. Raises ConfigError if there are none.
     """
     count = _lines(path / "test" / "nshards.txt", needed=False)
     if count and re.fullmatch("[0-9]{1,6}", count[0]):
@@ -68,7 +72,8 @@ def _shards(path: Path) -> list[str]:
 
 
 def _classes(path: Path) -> dict[str, list[str]]:
-    names = distinct(_lines(path / "classnames.txt"))  # ImageNet has two cranes
+    """Return class name → its prompts, of a CLIP_benchmark folder. Raises ConfigError if a file is missing or wrong."""
+    names = distinct_class_names(_lines(path / "classnames.txt"))  # ImageNet has two cranes
     templates = path / "zeroshot_classification_templates.txt"
     return prompted(names, _lines(templates), templates)
 

@@ -24,7 +24,8 @@ from dyad.eval.tasks.prompts import ZeroShotTask, class_names
 class ZeroShot(Classification):
     """Evaluator of zero-shot classification on one set of labelled images.
 
-    classes: class name → its prompts. tokenize: prompts → tower inputs, int64 (number of prompts, L).
+    data: its labels must be names of classes. classes: class name → its prompts. tokenize: prompts → tower inputs,
+    int64 (number of prompts, L).
     """
 
     task: ClassVar[str] = "zeroshot_classification"
@@ -35,13 +36,14 @@ class ZeroShot(Classification):
         return Scored(encode("x", self.data.items), self._weights(encode), {}, {}, {})
 
     def _weights(self, encode: Encoder) -> np.ndarray:
-        """Return the embeddings (C, D) of the C classes: the mean of the normalised embeddings of the prompts of each
-        class, scaled to L2 norm 1. D: embedding width.
+        """Return the embeddings of the C classes, float32 (C, D), scaled to L2 norm 1. D: embedding width.
+
+        That of a class is the mean of the normalised embeddings of its prompts. All processes must call it together.
         """
         texts = [text for prompts in self.classes.values() for text in prompts]
-        embeddings = unit(encode("y", Captions(texts, self.tokenize)))
+        embeddings = l2_normalised(encode("y", Captions(texts, self.tokenize)))
         stops = np.cumsum([len(prompts) for prompts in self.classes.values()])
-        return np.stack([unit(part.mean(axis=0)) for part in np.split(embeddings, stops[:-1])])
+        return np.stack([l2_normalised(part.mean(axis=0)) for part in np.split(embeddings, stops[:-1])])
 
 
 @dataclass(frozen=True)
@@ -60,12 +62,12 @@ class ChosenImages(Images):
         return super().key(int(self.chosen[i]))
 
 
-def of_classes(data: LabelledSet, task: ZeroShotTask, where: str) -> LabelledSet:
-    """Return the labelled images with class names as labels (see `class_names`), without images of other classes. If
-    images are left out, print a line that counts them.
+def keep_known_classes(data: LabelledSet, task: ZeroShotTask, where: str) -> LabelledSet:
+    """Return the labelled images whose label is a class of `task`, with class names as labels (see `class_names`).
 
-    where: the entry of eval.suite, for messages. Raises DataError if there are images of other classes and
-    task.skip_others is False, or if no image is left.
+    Images of other classes are left out, with a printed line that counts them. where: the entry of eval.suite, for
+    messages. Raises DataError if there are images of other classes and task.skip_others is False, or if no image is
+    left.
     """
     labels = class_names(data.labels, [*task.classes])
     chosen = np.flatnonzero([label in task.classes for label in labels])
@@ -84,6 +86,6 @@ def of_classes(data: LabelledSet, task: ZeroShotTask, where: str) -> LabelledSet
     return LabelledSet(images, [labels[i] for i in chosen], data.keys[chosen])
 
 
-def unit(vectors: np.ndarray) -> np.ndarray:
+def l2_normalised(vectors: np.ndarray) -> np.ndarray:
     """Return vectors (…, D), each divided by its L2 norm; zero vectors stay zero."""
     return vectors / np.maximum(np.linalg.norm(vectors, axis=-1, keepdims=True), 1e-12)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dyad.data.base.errors import ConfigError
-from dyad.eval.tasks.prompts import distinct, prompted
+from dyad.eval.tasks.prompts import distinct_class_names, prompted
 from dyad.eval.tasks.wds import IMAGES
 from dyad.evaluation.kinds.images import classification, images
 from dyad.evaluation.suite_entry import Inputs, SuiteEntry
@@ -48,7 +48,7 @@ def class_prompts() -> dict[str, list[str]]:
     from open_clip.zero_shot_metadata import IMAGENET_CLASSNAMES, OPENAI_IMAGENET_TEMPLATES
 
     templates = [template("{c}") for template in OPENAI_IMAGENET_TEMPLATES]
-    return prompted(distinct(IMAGENET_CLASSNAMES), templates, Path("open_clip"))
+    return prompted(distinct_class_names(IMAGENET_CLASSNAMES), templates, Path("open_clip"))
 
 
 def _source(entry: SuiteEntry) -> tuple[list[str], str]:

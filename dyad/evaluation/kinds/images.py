@@ -72,11 +72,11 @@ def _views(entry: SuiteEntry, shards: Shards, inputs: Inputs) -> Evaluator:
 
 
 def _zero_shot(entry: SuiteEntry, shards: Shards, inputs: Inputs) -> Evaluator:
-    from dyad.eval.tasks.zero_shot import of_classes
+    from dyad.eval.tasks.zero_shot import keep_known_classes
 
     task = read_task(entry.path)
     found = classification(entry, shards, inputs, task.label, task.classes)
-    return replace(found, data=of_classes(found.data, task, entry.spec))
+    return replace(found, data=keep_known_classes(found.data, task, entry.spec))
 
 
 def _wds(entry: SuiteEntry, shards: Shards, inputs: Inputs) -> Evaluator:

@@ -16,7 +16,7 @@ from dyad.data.question_passage.dataset import TextInputs, TokenizeTexts
 from dyad.eval.encode.encoder import Encoder, Evaluator, Report
 from dyad.eval.metrics.bootstrap import Values, comparison, summary
 from dyad.eval.metrics.correlation import pearson_values, spearman_values
-from dyad.eval.tasks.baselines import before_training
+from dyad.eval.tasks.baselines import untrained_encoder
 from dyad.eval.tasks.question_passage.pair_sets import ScoredPairSet
 
 
@@ -34,7 +34,7 @@ class PairCorrelation(Evaluator):
         values, details = self._values(encode), dict[str, Any]()
         if examples is not None:
             details["intervals"] = summary(values, self._groups)["intervals"]
-        if before := before_training(self.untrained, encode.world):
+        if before := untrained_encoder(self.untrained, encode.world):
             details["baselines"] = {"untrained": comparison(values, self._values(before), self._groups)}
         metrics = {name: float(v.mean()) for name, v in values.items()} | {"num_pairs": float(len(self.data.score_P))}
         return Report("scored_pairs", metrics, dict.fromkeys(values, 0.0), details)
@@ -56,7 +56,10 @@ class PairCorrelation(Evaluator):
         }
 
     def _embeddings(self, encode: Callable[[TextInputs], np.ndarray], texts: Sequence[Any], config: Any) -> np.ndarray:
-        """Return the embeddings of P texts, (P, D). Equal texts are encoded once."""
+        """Return the embeddings of P texts, float32 (P, D). Equal texts are encoded once.
+
+        encode: function from inputs of one tower to their embeddings. config: how the texts are made.
+        """
         _, first, number = np.unique([text.key for text in texts], return_index=True, return_inverse=True)
         lengths = np.array([len(texts[i].text.encode()) for i in first])
         return encode(TextInputs([texts[i] for i in first].__getitem__, lengths, self.tokenize, config))[number]

@@ -25,9 +25,9 @@ class ScoredPairSet:
 
 
 def check_pairs(target: Any, config: DataConfig, key: str) -> None:
-    """Raise ConfigError for a BEIR folder, and for files of scored pairs that do not exist or have another format.
+    """Raise ConfigError for a BEIR folder, and for files of scored pairs that do not exist or have an unknown ending.
 
-    key: names `target` in messages.
+    Rows are not read, except the first row of a table. key: the configuration key that messages name for `target`.
     """
     if names_beir(target):
         raise ConfigError(f"{key}:{target} is a BEIR folder, without scores of pairs: write beir:{target}")
@@ -38,8 +38,8 @@ def open_pairs(target: Any, config: DataConfig, key: str) -> ScoredPairSet:
     """Read the pairs that `target` names: of each row the question with each of its passages.
 
     target: files of rows with texts, in the syntax of data.train. The score is in the field data.teacher, or else in a
-    usual one, such as score. key: names `target` in messages. Raises ConfigError for a target that cannot work,
-    DataError for a row without scores, and unless two different scores are given.
+    usual one, such as score. key: the configuration key that messages name for `target`. Raises ConfigError for a
+    target that cannot work, DataError for a row without scores, and unless two different scores are given.
     """
     rows = open_questions(target, _with_scores(config), key)
     read = map(rows.row, range(len(rows)))
@@ -64,5 +64,9 @@ def equal_sides(config: DataConfig) -> tuple[QuestionConfig, PassageConfig]:
 
 
 def _with_scores(config: DataConfig) -> DataConfig:
-    """Return the data options with which rows of any scored pairs can be read."""
+    """Return the data options with which rows of any scored pairs can be read.
+
+    The score of a pair is in the field data.teacher, by default "score", or else in a usual one, SCORES of
+    data/question_passage/formats.py. data.relevance is switched off, so that no field is read as a weight.
+    """
     return replace(config, relevance=None, teacher=AnyScore(config.teacher or "score"))

@@ -27,9 +27,10 @@ DEEP = "Recall@1000"  # computed if at least 1000 passages are found for each qu
 class Judge:
     """Decides which passages are right for the questions of a set, and computes the metrics of a run.
 
-    A run is question id → passage id → score. data: the question set. mode: whether answers are strings or regular
-    expressions. depth: the number of passages found for each question; from 1000 on, Recall@1000 is computed too.
-    hit(question, passage): whether the passage contains an answer to the question, both given by id (cached).
+    A run is question id → passage id → score; its passages must be in the corpus of the set. data: the question set.
+    mode: whether answers are strings or regular expressions. depth: the number of passages found for each question;
+    from 1000 on, Recall@1000 is computed too. hit(question, passage): whether the passage contains an answer to the
+    question, both given by id (cached).
     """
 
     def __init__(self, data: QuestionSet, mode: AnswerMatch, depth: int) -> None:
@@ -42,10 +43,10 @@ class Judge:
         self.hit = cache(self._hit)
 
     def values(self, run: Run) -> Values:
-        """Compute all metrics of a run (question id → passage id → score); return metric → (n,) its value for each of n
-        questions.
+        """Compute all metrics of a run; return metric → its value for each of n questions, float64 (n,).
 
-        The n questions are those with answers for accuracy@K, and those with judgements for all other metrics.
+        run: question id → passage id → score. The n questions are those with answers for accuracy@K, and those with
+        judgements for all other metrics.
         """
         of_judged = measures(self._data.qrels, run, self._names) if self._data.qrels else {}
         values = {name: np.array([of[query] for query in self._data.qrels]) for name, of in of_judged.items()}
@@ -60,28 +61,32 @@ class Judge:
         return [*(self._names if self._data.qrels else ()), *of_answers]
 
     def groups(self, metric: str) -> Sequence[Hashable]:
-        """Return the group (for example the topic) of each question that has a value of this metric, in the order in
-        which the method `values` returns the questions; None for a question without a group.
+        """Return the group (for example the topic) of each question that has a value of this metric; None: no group.
+
+        The order is that in which the method `values` returns the questions.
         """
         return [question.group for question in self._answered] if metric.startswith("accuracy@") else self._judged
 
     def hits(self, question: str, run: Run) -> list[bool]:
-        """Return, for each of the first 100 passages found for a question, best first, whether the passage contains an
-        answer.
+        """Return whether each of the first 100 passages found for a question, best first, contains an answer.
 
-        question: the id of the question. run: question id → passage id → score.
+        question: the id of the question. run: question id → passage id → score. The result is [] if nothing is found.
         """
         return [self.hit(question, passage) for passage, _ in ranked(run.get(question, {}), max(TOP_K))]
 
     def _hit(self, question: str, passage: str) -> bool:
-        """Whether a passage contains an answer to a question, both given by id; False for questions without answers."""
+        """Whether a passage contains an answer to a question, both given by id; False for questions without answers.
+
+        The passage must be in the corpus: an unknown id is not noticed.
+        """
         if question not in self._answers:
             return False
         return self._answers[question].within(self._data.corpus[int(self._data.corpus.positions([passage])[0])].text)
 
     def spans(self, question: str, text: str) -> list[Span]:
-        """Return [start, end) of each answer in `text`; [] if the question has no answers. question: the id of the
-        question.
+        """Return [start, end) of each answer in `text`; [] if the question has no answers.
+
+        question: the id of the question.
         """
         return self._answers[question].spans(text) if question in self._answers else []
 
@@ -108,10 +113,10 @@ class Judge:
 
 
 def chance(qrels: Qrels, m: int) -> dict[str, float]:
-    """Return metric → chance level for nDCG@10, Recall@100, MRR@10 and Success@K: the expected value, averaged over
-    questions, if the m passages of the corpus are ranked at random.
+    """Return metric → chance level for nDCG@10, Recall@100, MRR@10 and Success@K.
 
-    qrels: question id → passage id → grade. Without judgements the result is {}.
+    The chance level is the expected value, averaged over questions, if the m passages of the corpus are ranked at
+    random. qrels: question id → passage id → grade. Without judgements the result is {}.
     """
     if not qrels:
         return {}
@@ -127,6 +132,7 @@ def chance(qrels: Qrels, m: int) -> dict[str, float]:
 
 
 def _chance_ndcg(grades: np.ndarray, m: int, k: int) -> float:
+    """Return the expected nDCG@k of one question if m passages are ranked at random. grades: of its right passages."""
     if not len(grades):
         return 0.0
     discount = 1 / np.log2(np.arange(2, k + 2))

@@ -25,10 +25,10 @@ from dyad.eval.encode.encoder import Encoder, Evaluator, Report
 from dyad.eval.metrics.bootstrap import Values, comparison, summary
 from dyad.eval.metrics.trec import CUTOFFS, Run, beir_result, ranked, write_dpr, write_qrels, write_run
 from dyad.eval.results.cases import ANSWERS, RIGHT, Case, Item, answer, choose, excerpt, item
-from dyad.eval.results.score_histogram import score_histogram, spread
+from dyad.eval.results.score_histogram import evenly_spread, score_histogram
 from dyad.eval.search.fusion import reciprocal_rank_fusion
 from dyad.eval.search.index import Hits, Index
-from dyad.eval.tasks.baselines import before_training, skip_on_error
+from dyad.eval.tasks.baselines import skip_on_error, untrained_encoder
 from dyad.eval.tasks.question_passage.passage_metrics import Judge, chance
 from dyad.eval.tasks.question_passage.question_sets import QuestionSet, SearchedCorpus
 from dyad.train.distributed.agreement import from_rank_0, rank_0_only
@@ -73,7 +73,8 @@ class PassageSide:
         """Return the search index of all passages, encoded with the current weights of `encode`.
 
         system: name of the encoder, "model" or "untrained". For each name one index is kept, until the weights change.
-        All processes must call it together.
+        If eval.embeddings names a folder, the embeddings are written there and used again. All processes must call it
+        together.
         """
         config = self._config  # these options decide which tokens a tower gets
         facts = (self.corpus.fingerprint, config.title.name, config.prefix, str(config.length))
@@ -87,15 +88,16 @@ class PassageSide:
 
     @cached_property
     def bm25(self) -> BM25:
-        """The BM25 index of the titles and texts of all passages, made at the first access. If the option
-        eval.embeddings names a folder, the index is kept there and reused, else it is built in memory.
+        """The BM25 index of the titles and texts of all passages, made at the first access.
+
+        If the option eval.embeddings names a folder, the index is kept there and reused, else it is built in memory.
         """
         passages = (self.corpus[i] for i in range(len(self.corpus)))
         texts = (f"{passage.title} {passage.text}" for passage in passages)
         return open_bm25(texts, self._folder, self.corpus.fingerprint) if self._folder else build_bm25(texts)
 
     def passage(self, name: str) -> Passage:
-        """Return the passage of the corpus whose id is `name`."""
+        """Return the passage of the corpus whose id is `name`; the id must be in the corpus."""
         return self.corpus[int(self.corpus.positions([name])[0])]
 
 
@@ -118,7 +120,7 @@ class PassageRetrieval(Evaluator):
     def report(self, encode: Encoder, examples: int | None = None) -> Report:
         world, model = encode.world, self._search("model", encode)
         found = {"model": model.hits}
-        if before := before_training(self.untrained, world):
+        if before := untrained_encoder(self.untrained, world):
             found["untrained"] = self._search("untrained", before).hits
         runs = rank_0_only(world, lambda: self._runs(found)) or {}
         report = from_rank_0(world, lambda: self._scored(runs, model, examples))
@@ -130,8 +132,7 @@ class PassageRetrieval(Evaluator):
     # ---- runs --------------------------------------------------------------------------------------------------------
 
     def _search(self, system: str, encode: Encoder) -> Searched:
-        """Encode all questions of the question set with `encode`, find the passages with the highest scores for each,
-        and return the Searched.
+        """Encode all questions, find the passages with the highest scores for each, and return the Searched.
 
         system: name of the encoder, "model" or "untrained". All processes must call it together.
         """
@@ -142,11 +143,11 @@ class PassageRetrieval(Evaluator):
         return Searched(hits, queries, index, index.recall_metrics(hits, queries))
 
     def _runs(self, hits: Mapping[str, Hits]) -> dict[str, Run]:
-        """Return system name → run (question id → passage id → score) of all systems: the encoders, BM25, and the
-        fusion of the model with BM25.
+        """Return system name → run (question id → passage id → score) of all systems.
 
-        BM25 and the fusion are in the result only if they are among the baselines and BM25 does not fail. hits: encoder
-        name → the passages that this encoder found.
+        These are the encoders, BM25, and the fusion of the model with BM25. BM25 and the fusion are in the result only
+        if they are among the baselines and BM25 does not fail. hits: encoder name → the passages that this encoder
+        found.
         """
         every = range(len(self.data.questions))
         runs = {name: self._run(of.found(query) for query in every) for name, of in hits.items()}
@@ -160,8 +161,7 @@ class PassageRetrieval(Evaluator):
         return runs
 
     def _run(self, found: Iterable[Sequence[tuple[int, float]]]) -> Run:
-        """Return the run (question id → passage id → score) of one system, with at most eval.depth passages for each
-        question.
+        """Return the run (question id → passage id → score) of one system, at most eval.depth passages a question.
 
         found: for each question, (index of a passage in the corpus, score) of the passages that the system found. In
         question sets whose questions are also passages, a question is removed from its own results.
@@ -188,6 +188,7 @@ class PassageRetrieval(Evaluator):
 
     @property
     def _depth(self) -> int:
+        """How many passages are searched for a question: eval.depth, and one more if a question may find itself."""
         return self.options.depth + bool(self._own)
 
     # ---- scores ------------------------------------------------------------------------------------------------------
@@ -217,7 +218,7 @@ class PassageRetrieval(Evaluator):
     # ---- cases -------------------------------------------------------------------------------------------------------
 
     def _histogram(self, run: Run, searched: Searched) -> dict[str, list[Any]]:
-        picks = spread(len(self.data.questions))
+        picks = evenly_spread(len(self.data.questions))
         names = [self.data.questions[pick].id for pick in picks.tolist()]
         right = [self.data.corpus.positions(self._right(name, run)) for name in names]
         wrong = [
@@ -278,10 +279,9 @@ class PassageRetrieval(Evaluator):
         return files
 
     def _dpr_row(self, question: Question, run: Run) -> dict[str, Any]:
-        """Return a question and the passages found for it in the form of DPR's retriever output, in which scores are
-        strings.
+        """Return a question and the passages found for it in the form of DPR's retriever output.
 
-        run: question id → passage id → score.
+        Scores are strings in it. run: question id → passage id → score.
         """
         contexts = []
         for name, score in ranked(run[question.id]):

@@ -58,10 +58,9 @@ class QuestionSet:
     drop_own: bool = False
 
     def checked(self, where: str) -> "QuestionSet":
-        """Return this question set unchanged; raise ConfigError if it has no question, or neither judgements nor
-        answers.
+        """Return this question set unchanged; raise ConfigError if it cannot be evaluated.
 
-        where: the name of the set in the message.
+        That is if it has no question, or neither judgements nor answers. where: the name of the set in the message.
         """
         if not self.questions:
             raise ConfigError(f"{where}: there is no question")
@@ -74,14 +73,14 @@ class QuestionSet:
 
 
 def names_beir(target: Any) -> bool:
-    """Whether `target` is a BEIR folder, written as FOLDER or FOLDER@SPLIT."""
+    """Whether `target` is a BEIR or MS MARCO folder, written as FOLDER or FOLDER@SPLIT; the split is not checked."""
     return isinstance(target, str) and is_beir(str(_folder_and_split(target)[0]))
 
 
 def check_beir(target: str) -> tuple[Path, str]:
-    """Return (folder, split) of a BEIR target, written as FOLDER or FOLDER@SPLIT.
+    """Return (folder, split) of a BEIR target, written as FOLDER or FOLDER@SPLIT; without a split, "test".
 
-    Raises ConfigError if the folder is no BEIR folder or has no such split.
+    Raises ConfigError if the folder is no BEIR (or MS MARCO) folder or has no such split.
     """
     folder, split = _folder_and_split(target)
     if not folder.is_dir():
@@ -132,6 +131,10 @@ def _judged(path: str) -> "Qrels":
 
 
 def _folder_and_split(target: str) -> tuple[Path, str]:
+    """Return (folder, split) of FOLDER or FOLDER@SPLIT; without a split, "test".
+
+    An "@" in the name of a folder is no split.
+    """
     folder, at, split = target.rpartition("@")
     if not at or Path(target).expanduser().is_dir():
         return Path(target).expanduser(), "test"
@@ -142,11 +145,11 @@ def _folder_and_split(target: str) -> tuple[Path, str]:
 
 
 def check_dpr(target: Any, config: DataConfig, key: str = "dpr") -> tuple[Any, str | None]:
-    """Return the files that a DPR target names: (question file, passage file) for a folder, (the target itself, None)
-    for anything else. key: the option that names the target, for messages.
+    """Return the files that a DPR target names, as (question file, passage file).
 
-    Raises ConfigError for a missing file, for a BEIR folder, and for a folder that has not exactly one question file
-    and one passage file.
+    For a target that is no folder, they are (the target itself, None). key: the option that names the target, for
+    messages. Raises ConfigError for a missing file, for a BEIR folder, and for a folder that has not exactly one
+    question file and one passage file.
     """
     if not isinstance(target, str) or not Path(target).expanduser().is_dir() or tables_of(target, ()):
         if not is_answers_table(target, config.columns):
@@ -166,11 +169,11 @@ def check_dpr(target: Any, config: DataConfig, key: str = "dpr") -> tuple[Any, s
 
 
 def open_dpr(target: Any, config: DataConfig) -> QuestionSet:
-    """Open a DPR target, a file or a folder, as a question set. Raises ConfigError for a target that `check_dpr`
-    refuses, and if there are no passages to search, no questions, or neither answers nor right passages.
+    """Open a DPR target, a file or a folder, as a question set.
 
     config: the data options. If there is no passage file beside the questions, data.passage.corpus is searched, or
-    without it the passages in the rows.
+    without it the passages in the rows. Raises ConfigError for a target that `check_dpr` refuses, and if there are no
+    passages to search, no questions, or neither answers nor right passages; DataError for damaged rows.
     """
     source, beside = check_dpr(target, config)
     passages = beside or config.passage.corpus
@@ -259,9 +262,13 @@ class RowPassages:
 
 
 def _all(row: QuestionRow) -> list[Passage]:
+    """Return all passages of a row: right ones, negatives, hard negatives."""
     return [*row.positives, *row.negatives, *row.hard_negatives]
 
 
 def _for_evaluation(config: DataConfig) -> DataConfig:
-    """Return the data options with which rows may lack the fields data.relevance and data.teacher of training."""
+    """Return the data options for rows of an evaluation, which need no weights and no scores of a teacher.
+
+    The field data.relevance is read only in rows that have it, the field data.teacher never.
+    """
     return replace(config, relevance=if_given(config.relevance), teacher=if_given(config.teacher))

@@ -24,7 +24,7 @@ from dyad.eval.results.cases import ANSWERS, Case, Item, answer, choose, item, r
 from dyad.eval.search.index import Index
 from dyad.eval.search.index_spec import EXACT
 from dyad.eval.search.ranks import Ranked, ranked
-from dyad.eval.tasks.baselines import before_training
+from dyad.eval.tasks.baselines import untrained_encoder
 from dyad.eval.tasks.sequence.next_item_baselines import SCORERS, ranks_by
 from dyad.train.distributed.agreement import from_rank_0
 from dyad.train.eval_config import Seen
@@ -54,7 +54,7 @@ class NextItem(Evaluator):
         for baseline in (baseline for baseline in SCORERS if baseline in self.baselines):
             rank = from_rank_0(encode.world, lambda name=baseline: ranks_by(SCORERS[name], self.data, self.seen, name))
             details["baselines"][str(baseline)] = comparison(values, self._values(rank), self._groups)
-        if before := before_training(self.untrained, encode.world):
+        if before := untrained_encoder(self.untrained, encode.world):
             rank = self._ranked(before)[1].ranking.rank
             details["baselines"]["untrained"] = comparison(values, self._values(rank), self._groups)
         average = summary(values, self._groups) if examples is not None or details["baselines"] else None
@@ -68,7 +68,10 @@ class NextItem(Evaluator):
         return {**{f"{name}@{k}": True for name in ("HR", "nDCG") for k in self.recall_k}, "MRR": True}
 
     def _ranked(self, encode: Encoder) -> tuple[tuple[np.ndarray, np.ndarray], Ranked]:
-        """Return ((embeddings of histories, (n, D), embeddings of items, (N, D)), the ranks of the right items)."""
+        """Return ((embeddings of histories, (n, D), embeddings of items, (N, D)), the ranks of the right items).
+
+        All processes must call it together.
+        """
         x_nD, items_ND = encode_histories(encode, self.data)
         n, count = len(self.data), len(items_ND)
         known = self.data.target_n < count
@@ -103,8 +106,10 @@ class NextItem(Evaluator):
         return {"num_events": float(len(self.data)), "num_items": float(count), "num_unknown": float(unknown)}
 
     def _chance(self) -> dict[str, float]:
-        """Return metric → its expected value if the items that can be answers are ranked at random: all N, or, with
-        seen=drop, all but the other items of the history of each event."""
+        """Return metric → its expected value if the items that can be answers are ranked at random.
+
+        These are all N items, or, with seen=drop, all but the other items of the history of each event.
+        """
         count = len(self.data.items)
         size_n = np.full(len(self.data), count)
         if self.seen is Seen.drop:

@@ -1,8 +1,9 @@
-"""Baselines of next-item prediction, computed from the events of training: popularity, successors of the last item,
-item-kNN; and, for items that are texts, BM25 with the text of the last item as the query.
+"""Baselines of next-item prediction, computed from the events of training.
 
-Each baseline is a function that takes the data and returns a scoring function: it takes a history, the indices of its k
-items, oldest first, int64 (k,), and returns a score of each item as the next one, (N,); higher is better.
+They are popularity, successors of the last item, item-kNN; and, for items that are texts, BM25 with the text of the
+last item as the query. Each baseline is a function that takes the data and returns a scoring function: it takes a
+history, the indices of its k items, oldest first, int64 (k,), and returns a score of each item as the next one, (N,);
+higher is better.
 
 Symbols: N items; U users; k items of a history; i, j items; n_j the number of training events with item j.
 """
@@ -46,21 +47,21 @@ def successors(data: NextItems) -> Score:
     """
     item_e, user_e = _training(data)
     same_user = user_e[1:] == user_e[:-1]
-    follows = _matrix(item_e[:-1][same_user], item_e[1:][same_user], (data_size(data), data_size(data)))
+    follows = _matrix(item_e[:-1][same_user], item_e[1:][same_user], (item_count(data), item_count(data)))
     tie = _counts(data) / (1 + _counts(data).sum())
     return lambda history_k: follows[[history_k[-1]]].toarray()[0] + tie
 
 
 def item_knn(data: NextItems) -> Score:
-    """Return a function from a history to scores (N,), in which item j has the score Σ_i cos(u_i, u_j) over the
-    different items i of the history, rounded to 9 decimals (Sarwar et al. 2001, section 3.1.1).
+    """Return a function from a history to scores (N,), in which item j has the score Σ_i cos(u_i, u_j).
 
-    u_j, (U,): 1 for each user with a training event with j, else 0. The cosines of all pairs of items are computed once
-    if N ≤ U and they fit into SHARE of the free memory. Then a history costs a sum of k rows of N numbers. Otherwise it
-    costs a pass over all training events.
+    The sum is over the different items i of the history; scores are rounded to 9 decimals (Sarwar et al. 2001, section
+    3.1.1). u_j, (U,): 1 for each user with a training event with j, else 0. The cosines of all pairs of items are
+    computed once if N ≤ U and they fit into SHARE of the free memory. Then a history costs a sum of k rows of N
+    numbers. Otherwise it costs a pass over all training events.
     """
     item_e, user_e = _training(data)
-    seen_UN = _matrix(user_e, item_e, (len(data.log.users), data_size(data)))
+    seen_UN = _matrix(user_e, item_e, (len(data.log.users), item_count(data)))
     seen_UN.data[:] = 1.0
     norm_N = np.sqrt(np.asarray(seen_UN.sum(0))[0])
     unit_UN = seen_UN.multiply(1 / np.maximum(norm_N, 1)).tocsr()
@@ -82,11 +83,13 @@ def item_knn(data: NextItems) -> Score:
 
 
 def bm25(data: NextItems) -> Score:
-    """Return a function from a history to scores (N,): the BM25 score of each item's text, with the text of the last
-    item of the history as the query; 0 for texts that share no word with the query. The items of `data` must be texts.
+    """Return a function from a history to scores (N,): the BM25 score of the text of each item.
+
+    The query is the text of the last item of the history. Texts that share no word with it have the score 0. The items
+    of `data` must be texts.
     """
     assert isinstance(data.items, ItemTexts)
-    texts = [data.items.text(number).text for number in range(data_size(data))]
+    texts = [data.items.text(number).text for number in range(item_count(data))]
     index = build_bm25(texts)
 
     def score(history_k: Int64s) -> np.ndarray:
@@ -116,7 +119,7 @@ def ranks_by(make: Callable[[NextItems], Score], data: NextItems, seen: Seen, na
     """
     score, target_n = make(data), data.target_n
     rank_n = np.full(len(data), MISSED)
-    known = np.flatnonzero(target_n < data_size(data)).tolist()
+    known = np.flatnonzero(target_n < item_count(data)).tolist()
     for i in tracked(known, name, len(known)):
         history_k, target = data.before(i), int(target_n[i])
         scores_N = np.array(score(history_k), np.float64)
@@ -127,19 +130,20 @@ def ranks_by(make: Callable[[NextItems], Score], data: NextItems, seen: Seen, na
     return rank_n
 
 
-def data_size(data: NextItems) -> int:
+def item_count(data: NextItems) -> int:
     """Return N, the number of items that can be predicted. The log may have more items, with indices from N on."""
     return len(data.items.names)
 
 
 def _training(data: NextItems) -> tuple[Int64s, Int64s]:
     """Return (item index, user index) of each training event, two int64 arrays, by user, oldest event first."""
-    events = np.flatnonzero(data.train_e & (data.log.item_e < data_size(data)))
+    events = np.flatnonzero(data.train_e & (data.log.item_e < item_count(data)))
     return data.log.item_e[events], np.searchsorted(data.log.starts, events, side="right") - 1
 
 
 def _counts(data: NextItems) -> np.ndarray:
-    return np.bincount(_training(data)[0], minlength=data_size(data)).astype(np.float64)
+    """Return the number of training events of each item, float64 (N,)."""
+    return np.bincount(_training(data)[0], minlength=item_count(data)).astype(np.float64)
 
 
 def _matrix(rows: Int64s, columns: Int64s, shape: tuple[int, int]) -> Any:

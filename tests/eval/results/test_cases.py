@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from dyad.eval.results.cases import LONGEST, answer, choose, excerpt, item
-from dyad.eval.results.score_histogram import BINS, PER_QUERY, score_histogram, spread
+from dyad.eval.results.score_histogram import BINS, PER_QUERY, evenly_spread, score_histogram
 
 
 def kinds(chosen: list[tuple[str, int]]) -> dict[str, list[int]]:
@@ -117,5 +117,6 @@ def test_a_collapsed_model_has_a_histogram(apart: int) -> None:
 
 
 def test_positions_are_spread_evenly() -> None:
-    assert spread(10, 3).tolist() == [0, 4, 9] and spread(3, 10).tolist() == [0, 1, 2] and spread(0).tolist() == []
-    assert len(np.unique(spread(100_000))) == 2000
+    assert evenly_spread(10, 3).tolist() == [0, 4, 9] and evenly_spread(3, 10).tolist() == [0, 1, 2]
+    assert evenly_spread(0).tolist() == []
+    assert len(np.unique(evenly_spread(100_000))) == 2000

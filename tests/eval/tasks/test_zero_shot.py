@@ -28,7 +28,7 @@ from dyad.eval.tasks.classification import accuracies, confusion, predictions
 from dyad.eval.tasks.image_text_retrieval import Direction
 from dyad.eval.tasks.prompts import FORMAT, ZeroShotTask, class_names, prompted, read_task
 from dyad.eval.tasks.wds import read_wds
-from dyad.eval.tasks.zero_shot import ZeroShot, of_classes
+from dyad.eval.tasks.zero_shot import ZeroShot, keep_known_classes
 
 CLASSES = {
     "cat": ["a cat", "one cat"],
@@ -252,15 +252,15 @@ def test_images_of_other_classes_are_left_out_if_the_task_says_so(
     data = labelled_set(shards, ImageSpec(8, (0, 0, 0), (1, 1, 1)), DataConfig(), "cls")
     task = ZeroShotTask("a.tar", "cls", {"cat": ["cat"], "dog": ["dog"]})
     with raises(DataError, "2 of 5 samples", "'5'", '"others": "skip"'):
-        of_classes(data, task, "zero_shot:t.json")
-    found = of_classes(data, replace(task, skip_others=True), "zero_shot:t.json")
+        keep_known_classes(data, task, "zero_shot:t.json")
+    found = keep_known_classes(data, replace(task, skip_others=True), "zero_shot:t.json")
     assert "2 of 5 samples" in capsys.readouterr().err
     assert found.labels == ["cat", "dog", "cat"] and len(found.items) == 3
     assert found.keys.tolist() == data.keys[[0, 2, 4]].tolist()
     torch.testing.assert_close(found.items.block(0, 9), data.items.block(0, 9)[[0, 2, 4]])
     assert isinstance(found.items, Images) and [found.items.key(i) for i in range(3)] == ["0", "2", "4"]
     with raises(DataError, "5 of 5 samples", "'cls'"):
-        of_classes(replace(data, labels=["cls"] * 5), replace(task, skip_others=True), "zero_shot:t.json")
+        keep_known_classes(replace(data, labels=["cls"] * 5), replace(task, skip_others=True), "zero_shot:t.json")
 
 
 def test_all_missing_keys_are_named_at_once(tmp_path: Path) -> None:
