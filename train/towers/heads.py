@@ -50,9 +50,9 @@ HEADS: dict[Head, tuple[int, int | None, bool]] = {
 def build_head(config: ModelConfig, width: int) -> ProjectionHead:
     """Build the projection head that model.head names, from `width` features of the trunk to model.embed_dim.
 
-    model.head_width, if set, replaces the published width of the hidden layers. No linear layer has a bias: before a
-    batch norm it would have no effect, and the papers' output layers have none. The bias of a batch norm of the output
-    is frozen at 0.
+    model.head must not be none, and model.embed_dim not null. Weights are random. model.head_width, if set, replaces
+    the published width of the hidden layers. No linear layer has a bias: before a batch norm it would have no effect,
+    and the papers' output layers have none. The bias of a batch norm of the output is frozen at 0.
     """
     count, published, is_normed = HEADS[config.head]
     assert config.embed_dim is not None
