@@ -61,7 +61,10 @@ def after_failure(folder: Path, job: str, requeued: bool = False) -> bool:
 
 
 def _repeated(hosts: list[str], earlier: list[dict[str, Any]]) -> Iterator[str]:
-    """Yield a line for each machine in `hosts` that failed before. earlier: the entries before this failure."""
+    """Yield a line for each machine in `hosts` that failed before.
+
+    earlier: the entries of restarts.jsonl from before this failure.
+    """
     for host in hosts:
         if times := sum(host in entry.get("hosts", []) for entry in earlier):
             yield f"node {host} has failed {times + 1} times in this run: leave it out (SLURM: sbatch --exclude={host})"

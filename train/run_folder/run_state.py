@@ -73,8 +73,8 @@ class RunState:
         """Replace run_state.json by one with this status ("running", "preempted", "finished" or "failed").
 
         step: finished optimiser steps; None keeps the last value. entries: further entries, whose texts lose
-        credentials; entries of earlier calls are not kept. On ranks other than 0 only `step` is kept, and nothing is
-        written. Raises HardwareError if writing fails.
+        credentials; entries of earlier calls are not kept. On ranks other than 0 nothing is written (unless rank 0 is
+        lost), only `step` is kept. Raises HardwareError if writing fails.
         """
         self._step = self._step if step is None else step
         if self._path and self._writes:

@@ -69,7 +69,7 @@ class CheckpointWriter(AbstractContextManager["CheckpointWriter"]):
         self.seconds = 0.0
 
     def wait(self) -> None:
-        """Wait until the background thread has written its checkpoint, or has failed to; no error is raised then."""
+        """Wait until the background thread has written its checkpoint, or has logged that it cannot."""
         if self._in_flight is not None:
             self._in_flight.result()
             self._in_flight = None

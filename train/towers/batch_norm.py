@@ -42,6 +42,7 @@ class GlobalStatistics(_BatchNorm):
         cls.over_ranks = torch.compiler.disable(_over_ranks)
 
     def forward(self, x: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """Normalise x, (b, C, …), per channel; in train() mode on several ranks, every rank must call it."""
         if not (self.training and dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1):
             return super().forward(x)
         output = self.over_ranks(x)
@@ -54,6 +55,7 @@ class FrozenStatistics(_BatchNorm):
     """A batch norm that stays in eval() mode and so always uses its running statistics (model.batch_norm=frozen)."""
 
     def train(self, mode: bool = True) -> FrozenStatistics:
+        """Stay in eval() mode, whatever `mode` says."""
         return super().train(False)
 
 

@@ -40,6 +40,7 @@ def _by_class(modules: Sequence[nn.Module], listed: bool) -> Iterator[list[nn.Mo
 
 
 def _size(modules: Iterable[nn.Module]) -> int:
+    """Return the number of weights of all `modules` together."""
     return sum(parameter.numel() for module in modules for parameter in module.parameters())
 
 

@@ -28,8 +28,8 @@ class TwoTowerModel:
 class ImageModel(TwoTowerModel):
     """A model whose x_tower takes images: of task=views or labelled; with captions, an ImageTextModel.
 
-    With task=views y_tower is x_tower, and with task=labelled it holds vectors of classes. image: size and
-    normalisation of the images that x_tower takes.
+    y_tower is x_tower with task=views, and for a single class of task=labelled; for more classes it holds their
+    vectors. image: size and normalisation of the images that x_tower takes.
     """
 
     image: ImageSpec
@@ -49,7 +49,7 @@ class ImageTextModel(ImageModel):
 class TextPairModel(TwoTowerModel):
     """A model whose x_tower takes questions and y_tower passages, or one tower texts of both sides (task=views).
 
-    With task=labelled y_tower may hold vectors of classes instead.
+    With task=labelled y_tower may hold vectors of the classes instead; tokenize still is that of the texts.
 
     tokenize: a TextTokenizer, (texts, length, pairs=None) → token ids, int64 (n, L), where L counts tokens.
     """

@@ -77,6 +77,7 @@ class ContextNetwork(nn.Module):
         return made
 
     def _states(self, padded_bTH: Tensor) -> Tensor:
+        """Run the network over padded sequences, (b, T, H) → (b, T, H); a state depends on no later place."""
         if self.kind is ContextKind.gru:
             return self.network(padded_bTH)[0]
         steps = padded_bTH.shape[1]

@@ -71,6 +71,7 @@ class Tower(nn.Module):
         return (precision_of(device), *((t.data_ptr(), t._version) for t in weights))
 
     def train(self, mode: bool = True) -> Tower:
+        """Set the mode of the tower; modules of the trunk whose parameters are all frozen stay in eval() mode."""
         super().train(mode)
         for module in self.trunk.modules():
             if _is_frozen(module):

@@ -177,6 +177,11 @@ class BuildContext:
         return replace(found, quick_gelu=found.quick_gelu and self.config.activation is Activation.published)
 
     def _create(self, name: str | None, pretrained: str | None) -> Any:
+        """Create an open_clip model, after checks of its files; the function behind open_clip_model.
+
+        Returns a CustomTextCLIP of open_clip, with the modules `visual` and `text`. Raises ConfigError for any other
+        kind of model, and for a model or weights that cannot be loaded.
+        """
         import open_clip
 
         registered = resolve_model_name(name)

@@ -120,6 +120,7 @@ def check_open_clip(key: str, model_cfg: Any, brings_weights: bool) -> None:
 
 
 def _is_path(name: str) -> bool:
+    """Whether `name` is written as a path or pkg: name, or exists on this disk; else it is a name on the hub."""
     return name.startswith(("/", ".", "~", "pkg:")) or os.path.exists(name)
 
 
@@ -180,7 +181,7 @@ def _settings(name: str, file: str) -> dict[str, Any]:
 def may_download(config: ModelConfig) -> bool:
     """Whether building the towers of `config` may download files: it names published weights or a published model.
 
-    Any name of weights or of a model of transformers counts that is no path that exists here; the cache is not asked.
+    A name counts if it is neither a path that exists here nor a pkg: name, even if its files are in the cache.
     """
     named = [config.pretrained, config.image.pretrained, config.text.pretrained]
     names = config.name, config.image.name, config.text.name

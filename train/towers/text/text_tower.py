@@ -151,8 +151,9 @@ def _full_lengths(tokenizer: Any, texts: list[str], pairs: list[str] | None = No
 class CausalText(Grouped):
     """open_clip's causal TextTransformer, run at the length of its batch in place of the full context length.
 
-    The model pools the state at the end of the text, and no state depends on later tokens, so rows can be cut.
-    open_clip itself runs every text at the full context length, mostly 77 tokens.
+    `cut_to_batch` makes it of a tower of open_clip. The model pools the state at the end of the text, and no state
+    depends on later tokens, so rows can be cut. open_clip itself runs every text at the full context length, mostly 77
+    tokens.
     """
 
     fills = 0
@@ -169,7 +170,8 @@ class CausalText(Grouped):
 class MaskedText(Grouped):
     """open_clip's HFTextEncoder, run at the length of its batch in place of the full context length.
 
-    The encoder masks padding and its pooler is one of MASKED, so padding changes no embedding, and rows can be cut.
+    `cut_to_batch` makes it of a tower of open_clip. The encoder masks padding and its pooler is one of MASKED, so
+    padding changes no embedding, and rows can be cut.
     """
 
     def encode_group(self, tokens: Tensor) -> Tensor:
