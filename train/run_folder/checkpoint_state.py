@@ -12,13 +12,7 @@ from torch.optim import AdamW, Optimizer
 from dyad.data.base.errors import ConfigError
 from dyad.train.distributed.sharded_tensors import local, own_rows
 from dyad.train.run_folder.checkpoint_parts import Part
-from dyad.train.run_folder.named_tensors import (
-    fill_from_saved,
-    named_tensors,
-    refuse_another_model,
-    restore_weights,
-    state_like,
-)
+from dyad.train.run_folder.named_tensors import fill, named_tensors, refuse_another_model, restore_weights, state_like
 
 MODEL, OPTIMIZER, SAMPLE_STATE = "model.safetensors", "optimizer.safetensors", "memory.safetensors"
 AVERAGE, TARGET, STATE, MANIFEST = "average.safetensors", "target.safetensors", "state.json", "manifest.json"
@@ -136,7 +130,7 @@ def restore(state: CheckpointState, modules: Mapping[str, nn.Module], optimizer:
         raise ConfigError(f"the checkpoint has an average or target of '{unknown[0]}', which this model does not train")
     restore_weights(state.model, modules)
     optimizer.load_state_dict({"state": slots, "param_groups": [*groups.values()]})
-    return [{named[n]: fill_from_saved(torch.empty_like(named[n]), copy, n) for n in copy} for copy in copies]
+    return [{named[n]: fill(torch.empty_like(named[n]), copy, n) for n in copy} for copy in copies]
 
 
 def check_adamw_state(slots: Mapping[int, Mapping[str, Any]], optimizer: Optimizer) -> None:

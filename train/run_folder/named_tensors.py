@@ -34,7 +34,7 @@ def restore_weights(weights: Mapping[str, Tensor], modules: Mapping[str, nn.Modu
     """
     refuse_another_model(weights, modules)
     for name, tensor in named_tensors(modules).items():
-        fill_from_saved(tensor, weights, name)
+        fill(tensor, weights, name)
 
 
 def refuse_another_model(weights: Mapping[str, Tensor], modules: Mapping[str, nn.Module]) -> None:
@@ -62,7 +62,7 @@ def refuse_another_model(weights: Mapping[str, Tensor], modules: Mapping[str, nn
 
 
 @torch.no_grad()
-def fill_from_saved(tensor: Tensor, saved: Mapping[str, Tensor], name: str) -> Tensor:
+def fill(tensor: Tensor, saved: Mapping[str, Tensor], name: str) -> Tensor:
     """Copy saved[name] into `tensor` in place and return `tensor`; if it is sharded, copy only this rank's rows.
 
     The values take on the dtype and device of `tensor`. saved[name] must be the whole tensor, of the same shape.
@@ -86,7 +86,7 @@ def state_like(parameter: Tensor, saved: Mapping[str, Tensor], name: str) -> Ten
     if _shape(saved, name) != parameter.shape:
         return saved[name].clone()
     if own_rows(parameter) is not None:
-        return fill_from_saved(torch.empty_like(parameter), saved, name)
+        return fill(torch.empty_like(parameter), saved, name)
     value = saved[name]
     return torch.empty_like(parameter, dtype=value.dtype, device="cpu").copy_(value)
 

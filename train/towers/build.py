@@ -91,9 +91,7 @@ def build_text_pair(config: ModelConfig, load_pretrained: bool = True) -> TextPa
         other, _ = _text_encoder(config, load_pretrained)
     for encoder in dict.fromkeys((tower, other)):
         probe(encoder, tokenize(["a"], tokenize.limit), TOKENS_REFUSED)
-    return TextPairModel(
-        _pair(tower, other, config), tokenize, calibration=_exported_calibration(config, load_pretrained)
-    )
+    return TextPairModel(_pair(tower, other, config), tokenize, calibration=_saved_calibration(config, load_pretrained))
 
 
 def build_image_views(config: ModelConfig, load_pretrained: bool = True) -> ImageModel:
@@ -256,7 +254,7 @@ def _text_encoder(config: ModelConfig, load_pretrained: bool) -> tuple[Tower, Te
     return tower, tokenize
 
 
-def _exported_calibration(config: ModelConfig, load_pretrained: bool) -> Calibration | None:
+def _saved_calibration(config: ModelConfig, load_pretrained: bool) -> Calibration | None:
     """Return the logit scale and bias saved in an export of Dyad if the text tower is loaded from one, else None."""
     name = config.text.name or config.name
     trained = load_pretrained and not config.text.from_scratch

@@ -189,13 +189,8 @@ class BuildContext:
         published = self._published(name, pretrained)
         brings_weights = self.load_pretrained and (pretrained is not None or ":" in registered)
         weights = f" with weights '{pretrained}'" if pretrained and self.load_pretrained else ""
-        advice = "Without a network give weights as a .safetensors or .pt file"
-        with (
-            explain_errors(f"model.name={name}{weights} cannot be created", advice),
-            _refuse_warnings(),
-            _without_prefixes(),
-        ):
-            key = f"model.name={name}"
+        key, advice = f"model.name={name}", "Without a network give weights as a .safetensors or .pt file"
+        with explain_errors(f"{key}{weights} cannot be created", advice), _refuse_warnings(), _without_prefixes():
             if registered.startswith("local-dir:"):
                 check_files(key, registered.removeprefix("local-dir:"))
             check_open_clip(key, open_clip.get_model_config(registered), ":" in registered)  # before anything is loaded
