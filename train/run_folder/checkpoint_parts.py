@@ -38,7 +38,8 @@ def collect(folder: Path, final: Path, part: Part, wait: float) -> dict[str, dic
     Rank 0 alone calls it. folder: where rank 0 writes the checkpoint, before it is renamed to `final`. part: that of
     rank 0, see Part. wait: the seconds that the other ranks may take, all together. Returns file name → its size
     ("bytes") and SHA-256 ("sha256"). The folder of the parts is deleted at the end. Raises OSError when the ranks take
-    longer, when a rank called `give_up`, or when files cannot be moved; the folder of the parts then stays.
+    longer, when a rank called `give_up`, or when files cannot be moved; the folder of the parts then stays, so call
+    `give_up`.
     """
     parts, entries, end = parts_folder(final, part), {}, monotonic() + wait
     for number in range(1, part[1]):

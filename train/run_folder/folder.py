@@ -290,7 +290,7 @@ def open_run(config: TrainConfig, source: Path | None = None) -> Path:
 
 
 def put_aside(folder: Path, names: Iterable[str]) -> None:
-    """Move those of `names`, paths in `folder`, that exist, in this order, to a new subfolder before-<time> of it."""
+    """Move the files and folders `names` of `folder` that exist, in this order, to its new subfolder before-<time>."""
     aside = folder / f"before-{datetime.now():%Y%m%d-%H%M%S-%f}"
     for name in names:
         if (folder / name).exists():
@@ -299,10 +299,7 @@ def put_aside(folder: Path, names: Iterable[str]) -> None:
 
 
 def put_checkpoints_aside(folder: Path, moved: Iterable[int]) -> None:
-    """Move the checkpoints of the steps `moved` into a subfolder (see `put_aside`), the oldest first.
-
-    Raises HardwareError if they cannot be moved.
-    """
+    """Move the checkpoints of the steps `moved` by `put_aside`, the oldest first; raise HardwareError if that fails."""
     with raise_named(folder):
         put_aside(folder, [f"checkpoints/{folder_of(folder, step).name}" for step in sorted(moved)])
 
@@ -312,7 +309,8 @@ def is_finished(config: TrainConfig) -> bool:
 
     With tracking.report, report.html must exist too. False if resume_mode is not auto, or with allow_batch_change or
     allow_more_data of resume, which may lengthen the run. The run must have had the steps and epochs of `config`. If
-    checkpoint.patience ended it, `config` must have its checkpoint.best, no fewer steps, and a patience used up there.
+    checkpoint.patience ended it early, `config` must have the same checkpoint.best, at least as many steps as the run
+    took, and a patience of at most as many evaluations as were not better at its end.
     """
     folder, resume = run_folder(config), config.resume
     if resume_mode(config) != "auto" or resume.allow_batch_change or resume.allow_more_data:

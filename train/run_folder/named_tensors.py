@@ -29,8 +29,8 @@ def restore_weights(weights: Mapping[str, Tensor], modules: Mapping[str, nn.Modu
     """Copy `weights` (name → tensor) into `modules` (prefix of the names → module), in place.
 
     Names are those of `named_tensors`. Of a sharded tensor this rank's rows are copied. Weights whose prefix is not
-    among `modules` are ignored. Raises ConfigError with the names that are missing,
-    unexpected or of another shape, before anything is changed.
+    among `modules` are ignored. Raises ConfigError with the names that are missing, unexpected or of another shape,
+    before anything is changed.
     """
     refuse_another_model(weights, modules)
     for name, tensor in named_tensors(modules).items():

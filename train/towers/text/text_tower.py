@@ -151,7 +151,7 @@ def _full_lengths(tokenizer: Any, texts: list[str], pairs: list[str] | None = No
 class CausalText(Grouped):
     """open_clip's causal TextTransformer, run at the length of its batch in place of the full context length.
 
-    `cut_to_batch` makes it of a tower of open_clip. The model pools the state at the end of the text, and no state
+    `cut_to_batch` turns a tower of open_clip into one. The model pools the state at the end of the text, and no state
     depends on later tokens, so rows can be cut. open_clip itself runs every text at the full context length, mostly 77
     tokens.
     """
@@ -170,7 +170,7 @@ class CausalText(Grouped):
 class MaskedText(Grouped):
     """open_clip's HFTextEncoder, run at the length of its batch in place of the full context length.
 
-    `cut_to_batch` makes it of a tower of open_clip. The encoder masks padding and its pooler is one of MASKED, so
+    `cut_to_batch` turns a tower of open_clip into one. The encoder masks padding and its pooler is one of MASKED, so
     padding changes no embedding, and rows can be cut.
     """
 
