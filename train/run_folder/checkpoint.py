@@ -94,7 +94,7 @@ class Checkpoint:
 
     @property
     def best(self) -> "Best | None":
-        """The best evaluation of the run up to this checkpoint; None without checkpoint.best or before an evaluation."""
+        """The best evaluation of the run up to this checkpoint; None without checkpoint.best or any evaluation."""
         with self._verified(STATE):
             from dyad.train.run_folder.best_record import read_best  # imports pydantic, which a bare GPU image lacks
 

@@ -34,10 +34,10 @@ class RunState:
     """Writes run_state.json, the status of a run, on rank 0; if rank 0 is lost, on the rank that prints the error.
 
     As a context manager it writes "running" on entry, and "failed" with the error when the block raises; the error is
-    not suppressed. The block itself must write any other end ("finished" or "preempted") with `write`. Every rank may use it.
-    run_dir: the run folder; None: nothing is written. step: finished optimiser steps at the start. total_steps: those
-    of the whole run. rank: that of this process. hosts: the machine of each rank. resumed_from: the checkpoint that
-    resume= named when the run began there, which is written with every status; None: the entry is left out.
+    not suppressed. The block itself must write any other end ("finished" or "preempted") with `write`. Every rank may
+    use it. run_dir: the run folder; None: nothing is written. step: finished optimiser steps at the start. total_steps:
+    those of the whole run. rank: that of this process. hosts: the machine of each rank. resumed_from: the checkpoint
+    that resume= named when the run began there, which is written with every status; None: the entry is left out.
     """
 
     def __init__(

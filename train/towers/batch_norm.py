@@ -29,9 +29,9 @@ class GlobalStatistics(_BatchNorm):
     """A batch norm that normalises by the mean and variance over the rows of all ranks (model.batch_norm=global).
 
     In eval() mode, and in a run of one process, it works as the batch norm that it replaces. Otherwise every rank must
-    run it equally often, forward and backward, as both communicate. `set_batch_norms` turns other norms into it. counts:
-    whether the inputs of this rank count in the statistics. False while this rank has no rows and runs a dummy row
-    instead.
+    run it equally often, forward and backward, as both communicate. `set_batch_norms` turns other norms into it.
+    counts: whether the inputs of this rank count in the statistics. False while this rank has no rows and runs a dummy
+    row instead.
     """
 
     counts = True
