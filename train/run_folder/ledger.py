@@ -47,7 +47,7 @@ class Ledger(AbstractContextManager["Ledger"]):
             self._file.write(json.dumps({"step": step, "kind": kind, **without_secrets(fields)}))
 
     def sync(self) -> None:
-        """Write entries that wait in memory, and wait until ledger.jsonl is on the disk. Raises OSError if that fails."""
+        """Write entries that wait in memory, and sync ledger.jsonl to the disk. Raises OSError if that fails."""
         if self._file:
             self._file.sync()
 
