@@ -19,7 +19,7 @@ from dyad.eval.encode.encoder import Encoder
 from dyad.eval.search.index import Index
 from dyad.train.config import TrainConfig
 from dyad.train.towers.models import SequenceModel
-from dyad.train.towers.sequence import OfHistory, SequenceTower
+from dyad.train.towers.sequence import HistoryEncoder, SequenceTower
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class Recommender:
         `length` count.
         """
         last = padded([np.array(history[-self.length :]) for history in numbers])
-        of = OfHistory(cast(SequenceTower, self.encoder.towers["x"]), self.items_ND.to(self.encoder.world.device))
+        of = HistoryEncoder(cast(SequenceTower, self.encoder.towers["x"]), self.items_ND.to(self.encoder.world.device))
         return replace(self.encoder, towers={"x": of}, cosine=self.cosine)("x", _Rows(last))
 
 

@@ -49,7 +49,7 @@ from dyad.train.run_folder.folder import folder_of, is_finished, run_folder, ste
 from dyad.train.towers.batch_norm import set_batch_norms
 from dyad.train.towers.build import build_model
 from dyad.train.towers.image.image_tower import build_image_tower
-from dyad.train.towers.libraries.open_clip import BuildContext, check_weights, model_name
+from dyad.train.towers.libraries.open_clip import BuildContext, published_weights, resolve_model_name
 from dyad.train.towers.libraries.published import file_of, location_of, split_revision
 from dyad.train.towers.libraries.sentence_transformers import describe_choices
 from dyad.train.towers.text.text_tower import build_text_tower
@@ -310,13 +310,13 @@ def _sources(config: TrainConfig) -> Iterator[tuple[str, str, Wanted]]:
     context = BuildContext(both, load_pretrained=False)
     models = [(context.image_model, image.kind), *[(context.text_model, text.kind)] * config.has_texts]
     for name, pretrained in dict.fromkeys(model for model, kind in models if kind == "open_clip"):
-        known = model_name(name)
-        check_weights(known, pretrained)
+        known = resolve_model_name(name)
+        published_weights(known, pretrained)
         if pretrained and not Path(pretrained).expanduser().is_file():
             published = str(get_pretrained_cfg(known, pretrained)["hf_hub"]).strip("/")
             yield "model.pretrained", published, {"weights": OPEN_CLIP_WEIGHTS}
     if config.has_texts and text.kind is TextTower.open_clip:
-        settings = (open_clip.get_model_config(model_name(text.name or both.name)) or {}).get("text_cfg", {})
+        settings = (open_clip.get_model_config(resolve_model_name(text.name or both.name)) or {}).get("text_cfg", {})
         if encoder := settings.get("hf_model_name"):
             yield "model.name", encoder, {"its configuration": ("config.json",)}
         if tokenizer := settings.get("hf_tokenizer_name") or encoder:

@@ -107,11 +107,11 @@ def load_run(run: Path, checkpoint: Path) -> LoadedRun:
     restore_weights(weights, {"towers": model.towers})
     for tower in model.towers.children():
         if isinstance(tower, Tower):
-            tower.without_cache()  # the cache computes blocks of one size, even for a single query
+            tower.drop_cache()  # the cache computes blocks of one size, even for a single query
     if isinstance(model, ImageModel):
         model = replace(model, image=image_spec(model.image, config.data))
     if isinstance(tower := model.towers.x_tower, SequenceTower) and (w := weights.get("objective.w_HDD")) is not None:
-        tower.predicts_by(w)
+        tower.set_prediction_matrices(w)
     calibration = Calibration.of_run(str(checkpoint), weights, config.objective)
     return LoadedRun(str(checkpoint), config, model, calibration, run, checkpoint, saved.step)
 

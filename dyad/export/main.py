@@ -185,7 +185,7 @@ def chosen_format(asked: ExportFormat | None, config: "TrainConfig", model: "Two
     ConfigError if the task of the model has one format only, and `asked` is another. Whether another format can hold
     the model is checked when it is written.
     """
-    from dyad.train.towers.libraries.published import of_one_model
+    from dyad.train.towers.libraries.published import shared_model_name
     from dyad.train.towers.models import TextPairModel
 
     only = ONLY_FORMAT.get(task := config.task.name)
@@ -197,7 +197,7 @@ def chosen_format(asked: ExportFormat | None, config: "TrainConfig", model: "Two
         return ExportFormat.sentence_transformers
     if getattr(model, "open_clip_config", None):
         return ExportFormat.open_clip
-    return ExportFormat.transformers if of_one_model(config.model) else ExportFormat.onnx
+    return ExportFormat.transformers if shared_model_name(config.model) else ExportFormat.onnx
 
 
 def _files(folder: Path) -> set[str]:

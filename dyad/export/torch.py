@@ -16,7 +16,7 @@ from dyad.recommend import Recommender, build_recommender
 from dyad.sequence_folder import About, write_sequence_folder
 from dyad.train.distributed.world import World
 from dyad.train.towers.models import SequenceModel
-from dyad.train.towers.sequence import OfHistory, SequenceTower
+from dyad.train.towers.sequence import HistoryEncoder, SequenceTower
 
 HISTORIES = ([0], [1, 0, 1], [0, 1, 2, 1, 0])  # of the check: numbers of items, modulo the number of items
 
@@ -43,7 +43,7 @@ def calls(source: ExportSource) -> Iterator[Call]:
     for history in HISTORIES:
         numbers = [number % count for number in history]
         with torch.no_grad():
-            ours = OfHistory(tower, made.items_ND)(torch.tensor([numbers]))
+            ours = HistoryEncoder(tower, made.items_ND)(torch.tensor([numbers]))
         yield Call(ours, hints={"history": numbers})
 
 

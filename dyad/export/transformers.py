@@ -12,7 +12,7 @@ from dyad.data.image_text.transforms import ImageSpec, evaluation_batch
 from dyad.export.library import PROBES, Call, ExportSource, Library, probe_images, render
 from dyad.train.towers.adapters import merged
 from dyad.train.towers.image.image_tower import INTERPOLATIONS
-from dyad.train.towers.libraries.published import of_one_model
+from dyad.train.towers.libraries.published import shared_model_name
 from dyad.train.towers.libraries.transformers_model import load_model
 from dyad.train.towers.models import ImageTextModel
 
@@ -88,7 +88,7 @@ def _checked(source: ExportSource) -> tuple[ImageTextModel, str]:
 
     Raises ConfigError for other models, and for data.resize=longest, because image processors do not pad.
     """
-    model, name = source.model, of_one_model(source.config.model)
+    model, name = source.model, shared_model_name(source.config.model)
     if not isinstance(model, ImageTextModel) or name is None:
         raise ConfigError(
             "format=transformers: only both towers of one CLIP or SigLIP of transformers, with their own projections "

@@ -142,7 +142,7 @@ def _loss_components(
     data, evaluators = rank_0_first(world, lambda: (build_data(config, model), build_evaluators(config, model)))
     objective = raise_on_all(world, lambda: _objective(config, data, model)).to(world.device)
     if isinstance(tower := model.towers.x_tower, SequenceTower) and isinstance(objective, Cpc):
-        tower.predicts_by(objective.w_HDD)
+        tower.set_prediction_matrices(objective.w_HDD)
     notes = calibrate(config, objective, model.calibration)
     samples = sum(getattr(data.order, "sizes", ()))
     notes += raise_on_all(world, lambda: check_item_weights(objective, data.dataset, samples, data.manifest))

@@ -170,7 +170,7 @@ def lock_and_find(config: TrainConfig, folder: Path, stack: ExitStack) -> Resume
     mode = resume_mode(config)
     if mode not in ("auto", "never"):
         return ResumeSource(locate(Path(mode), print), named=str(Path(mode)))
-    if mode == "auto" and (resume := checkpoint.find(folder, print)):
+    if mode == "auto" and (resume := checkpoint.find_undamaged(folder, print)):
         return ResumeSource(resume, named=recorded_state(folder).get(RESUMED_FROM))
     if config.init_from is None:
         return ResumeSource()

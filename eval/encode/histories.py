@@ -9,7 +9,7 @@ import torch.nn.functional as F
 
 from dyad.data.sequence.histories import Histories, ItemList
 from dyad.eval.encode.encoder import Encoder
-from dyad.train.towers.sequence import OfHistory, SequenceTower
+from dyad.train.towers.sequence import HistoryEncoder, SequenceTower
 
 
 def encode_histories(encode: Encoder, histories: Histories) -> tuple[np.ndarray, np.ndarray]:
@@ -23,6 +23,6 @@ def encode_histories(encode: Encoder, histories: Histories) -> tuple[np.ndarray,
     """
     items_ND = replace(encode, cosine=False, features=False)("y", ItemList(histories.items))
     of_items = torch.from_numpy(items_ND).to(encode.world.device)
-    tower = OfHistory(cast(SequenceTower, encode.towers["x"]), of_items, ahead=not encode.features)
+    tower = HistoryEncoder(cast(SequenceTower, encode.towers["x"]), of_items, ahead=not encode.features)
     x_nD = replace(encode, towers={"x": tower}, features=False)("x", histories)
     return x_nD, F.normalize(of_items, dim=-1).cpu().numpy() if encode.cosine else items_ND

@@ -40,7 +40,7 @@ class Ours:
         write_checkpoint(self.folder, capture(self.modules, self.optimizer, 1, {}), keep=1)
 
     def resume(self) -> None:
-        found = checkpoint.find(self.folder, print)
+        found = checkpoint.find_undamaged(self.folder, print)
         assert found is not None
         restore(Checkpoint(found).read(), self.modules, self.optimizer)
 

@@ -16,7 +16,7 @@ import torch
 from safetensors.numpy import load_file
 
 import dyad
-from dyad.train.towers.sequence import OfHistory, SequenceTower
+from dyad.train.towers.sequence import HistoryEncoder, SequenceTower
 
 FIRST, ITEMS, ROWS = 4, 30, 1000
 VARIATION, LOG_Z = 0.02, 0.05  # allowed, of every first item
@@ -42,7 +42,7 @@ def learnt(run: Path, p: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     assert isinstance(tower, SequenceTower)
     first = torch.tensor([[place[f"x{x}"]] for x in range(FIRST)])
     with torch.no_grad():
-        log_u = OfHistory(tower, recommender.items_ND)(first) @ recommender.items_ND.T + bias
+        log_u = HistoryEncoder(tower, recommender.items_ND)(first) @ recommender.items_ND.T + bias
     log_u = log_u.double().numpy()[:, [place[f"y{y}"] for y in range(ITEMS)]]
     log_z = np.logaddexp.reduce(log_u, axis=1)
     return np.abs(np.exp(log_u - log_z[:, None]) - p).sum(1) / 2, log_z

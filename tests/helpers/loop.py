@@ -21,7 +21,7 @@ from dyad.train.distributed.world import World
 from dyad.train.monitor.bad_samples import BadSampleCounter
 from dyad.train.monitor.monitor import Monitor
 from dyad.train.monitor.stragglers import LocalTimer, Stragglers
-from dyad.train.run_folder.checkpoint import Checkpoint, find, tidy
+from dyad.train.run_folder.checkpoint import Checkpoint, find_undamaged, tidy
 from dyad.train.run_folder.checkpoint_state import capture, restore
 from dyad.train.run_folder.ledger import Ledger
 from dyad.train.run_folder.run_state import RunState, locked
@@ -79,7 +79,7 @@ def run(run_dir: Path, pause: float = 0.0, toy: Toy | None = None) -> tuple[str,
     run_dir.mkdir(parents=True, exist_ok=True)
     with locked(run_dir), StopRequest() as stop:
         tidy(run_dir)
-        found = find(run_dir, print)
+        found = find_undamaged(run_dir, print)
         state = None if found is None else Checkpoint(found).read()
         if state:
             restore(state, toy.modules, toy.optimizer)

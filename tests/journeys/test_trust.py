@@ -30,7 +30,7 @@ from dyad.train.run_folder.checkpoint import Checkpoint
 from dyad.train.run_folder.checkpoint_state import capture
 from dyad.train.run_folder.saving import write_checkpoint
 from dyad.train.towers.build import build_model
-from dyad.train.towers.libraries.open_clip import model_name
+from dyad.train.towers.libraries.open_clip import resolve_model_name
 from dyad.train.towers.libraries.published import location_of
 from dyad.train.towers.libraries.transformers_model import load_companion, load_model
 from tests.journeys.test_slurm import sbatch, shell
@@ -245,8 +245,8 @@ def test_a_revision_is_one_state_of_a_published_model(tmp_path: Path, monkeypatc
     models = {n: _load(f"someone/model{n}", pretrained=False).model for n in ("", "@" + "b" * 40)}
     layers = {n: model.config.num_hidden_layers for n, model in models.items()}
     assert layers == {"": 1, "@" + "b" * 40: 2}
-    assert model_name(f"hf-hub:someone/model@{'b' * 40}") == f"local-dir:{settings.parent}"
-    for read in (lambda name: _load(name, pretrained=False), lambda name: model_name(f"hf-hub:{name}")):
+    assert resolve_model_name(f"hf-hub:someone/model@{'b' * 40}") == f"local-dir:{settings.parent}"
+    for read in (lambda name: _load(name, pretrained=False), lambda name: resolve_model_name(f"hf-hub:{name}")):
         with raises(ConfigError, f"someone/model@{'c' * 40}"):
             read(f"someone/model@{'c' * 40}")
 

@@ -14,7 +14,7 @@ from omegaconf import MISSING, DictConfig, OmegaConf
 from dyad.data.base.errors import ConfigError
 from dyad.train.config import KNOWN_BY_WEIGHTS
 from dyad.train.run_folder.folder import flat, run_of, saved_config
-from dyad.train.towers.libraries.published import of_one_model
+from dyad.train.towers.libraries.published import shared_model_name
 from dyad.train.towers.libraries.sentence_transformers import OPEN, folder_of_config
 
 NAMES = ("model.name", "model.text", "model.text.name")  # if one of these is typed, the user names the text model
@@ -53,7 +53,7 @@ def take_start_defaults(config: DictConfig, typed: Collection[str]) -> None:
                 if key in OPEN and is_open(key) and _has(config, key):
                     OmegaConf.update(config, key, MISSING)
     own: Any = OmegaConf.merge(config.model, {"embed_dim": None})
-    if is_open("model.embed_dim") and of_one_model(own):
+    if is_open("model.embed_dim") and shared_model_name(own):
         config.model = own  # the projections of both towers are part of the model
     if is_open("from_weights"):
         config.from_weights = [

@@ -63,7 +63,7 @@ def shard(
             if isinstance(module, Grouped):
                 module.grouped = False
             elif isinstance(module, Tower):
-                module.without_cache()
+                module.drop_cache()
         layers = list(layers_of(tower))
         for layer in layers if compiled else ():
             layer.compile()

@@ -24,8 +24,8 @@ class Best(TypedDict):
 
 
 def read_best(entry: Any) -> Best | None:
-    """Check and return `entry`, the entry "best" of a state.json: a Best, or None for a run without checkpoint.best.
+    """Check and return `entry`, the entry "best" of a state.json: a Best, or None.
 
-    Raises ValueError for any other value.
+    None means that the run has no checkpoint.best, or has not been evaluated yet. Raises ValueError for another value.
     """
     return TypeAdapter(Best | None).validate_python(entry, strict=True)

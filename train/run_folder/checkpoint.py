@@ -70,7 +70,7 @@ class Checkpoint:
 
     The constructor raises DataError when the manifest cannot be read, ConfigError for a format version that this
     program does not read. Properties and methods raise DataError for a file that is missing, truncated or changed, or
-    that cannot be parsed.
+    that cannot be parsed, and OSError for a file that is there and cannot be read.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -94,22 +94,27 @@ class Checkpoint:
 
     @property
     def best(self) -> "Best | None":
-        """The best evaluation of the run up to this checkpoint; None for a run without checkpoint.best."""
+        """The best evaluation of the run up to this checkpoint; None without checkpoint.best or any evaluation."""
         with self._verified(STATE):
             from dyad.train.run_folder.best_record import read_best  # imports pydantic, which a bare GPU image lacks
 
             return read_best(self._state.get(BEST))
 
     def weights(self) -> SavedTensors:
-        """Return the weights by name ("towers.x_tower.…", "objective.logit_scale"), each read when it is looked up.
+        """Return the weights by name ("towers.x_tower.…", "objective.logit_scale"), as tensors on the CPU.
 
+        The files are verified in this call; a tensor is read when it is looked up, so the files must stay until then.
         If the run had optim.ema, the value of each trained weight is its moving average.
         """
         with self._verified(*OF_WEIGHTS):
             return self._tensors(MODEL) | self._tensors(AVERAGE)
 
     def read(self) -> CheckpointState:
-        """Return the whole content of the checkpoint. A tensor, on the CPU, is read when it is looked up by name."""
+        """Return the whole content of the checkpoint, with the weights themselves, not their moving average, as model.
+
+        All files are verified in this call; a tensor, on the CPU, is read when it is looked up by name. Parts that the
+        ranks have written are put together, so `part` is None and `rows` is empty.
+        """
         with self._verified(*FILES):
             metadata = dict(self._state)
             step, scalars = whole_number("step", metadata.pop("step")), dict(metadata.pop(SCALARS))
@@ -122,8 +127,9 @@ class Checkpoint:
         """Compare files with the sizes and SHA-256 in the manifest.
 
         names: members of FILES; without names, all of FILES are compared. Of a file in parts, all parts are compared.
-        Raises DataError, naming the file, for the first one that is missing, truncated or changed. A file of OPTIONAL
-        may be missing if the manifest does not list it.
+        Files whose SHA-256 this process knows are not read again (`digest_of`). Raises DataError, naming the file, for
+        the first one that is missing, truncated or changed; OSError for one that cannot be read. A file of OPTIONAL may
+        be missing if the manifest does not list it.
         """
         for name in names or FILES:
             files = self._files(name)
@@ -132,6 +138,7 @@ class Checkpoint:
                     self._verify_file(self.folder / file, self._entries.get(file) or {})
 
     def _verify_file(self, path: Path, expected: dict[str, Any]) -> None:
+        """Raise DataError unless the file has the size ("bytes") and the digest ("sha256") of its entry `expected`."""
         try:  # the run may go on, and remove this checkpoint at any moment
             if (size := path.stat().st_size) != expected.get("bytes"):
                 raise DataError(f"{path} has {size} bytes, not {expected.get('bytes')}")
@@ -164,12 +171,12 @@ class Checkpoint:
         return [file for file in self._entries if file == name or parts.fullmatch(file)]
 
 
-def find(run_dir: Path, log: Callable[[str], None]) -> Path | None:
+def find_undamaged(run_dir: Path, log: Callable[[str], None]) -> Path | None:
     """Return the folder of the run's newest undamaged checkpoint, or None when the run has no checkpoints.
 
     All files of a checkpoint are verified, from the newest checkpoint on. log: called with one line for each damaged
-    checkpoint that is passed over. Raises DataError when there are checkpoints and all are damaged, ConfigError when
-    one of those examined has a format version that this program does not read.
+    checkpoint that is passed over. Raises DataError when there are checkpoints and all are damaged; and, even if an
+    older one is whole, ConfigError for a checkpoint of a format version that this program does not read.
     """
     found = [folder_of(run_dir, step) for step in steps(run_dir)]
     for folder in found:
@@ -187,17 +194,18 @@ def find(run_dir: Path, log: Callable[[str], None]) -> Path | None:
 def is_checkpoint(path: Path) -> bool:
     """Whether `path` is a checkpoint folder, not a run folder.
 
-    A path that ends in step_ and 8 or more digits counts as one, whether it exists or not; any other must have a
-    manifest.json.
+    A path whose last part is step_ and 8 or more digits counts as one, whether it exists or not; any other must be a
+    folder with a manifest.json. Links are resolved first.
     """
     return bool(re.fullmatch(r"step_\d{8,}", path.resolve().name)) or (path / MANIFEST).exists()
 
 
 def tidy(run_dir: Path) -> None:
-    """Clean up after saves that were killed half-way. Call on rank 0 when a run starts, before `find`.
+    """Clean up after saves that were killed half-way. Call on rank 0 when a run starts, before `find_undamaged`.
 
-    Deletes .partial and .parts folders (half written) and .old folders (a replaced checkpoint; earlier versions called
-    them .aside). If only the .old folder of a checkpoint is left, it is renamed back.
+    No process may be writing checkpoints meanwhile: hold the lock of the run folder (run_state.py). Deletes .partial
+    and .parts folders (half written) and .old folders (a replaced checkpoint; earlier versions called them .aside). If
+    only the .old folder of a checkpoint is left, it is renamed back. Raises OSError when this fails.
     """
     for left in sorted((run_dir / "checkpoints").glob(".step_*.*")):
         final = left.with_name(left.stem.removeprefix("."))

@@ -14,14 +14,15 @@ PARTS, FAILED = ".parts", ".failed"  # suffixes of the folder, and of a file in 
 
 
 def parts_folder(final: Path, part: Part) -> Path:
+    """Return the path of the folder for the parts of the checkpoint `final`, equal on all ranks; it need not exist."""
     return final.with_name(f".{final.name}.{part[2]}{PARTS}")
 
 
 def give_up(final: Path, part: Part, error: Exception) -> None:
     """Write the error of this rank to a file that `collect` on rank 0 finds. On rank 0, delete all parts instead.
 
-    final: the checkpoint folder that was to be written. part: which part of it this rank writes. An OSError of writing
-    the file is ignored.
+    final: the checkpoint folder that was to be written. part: which part of it this rank writes, see Part. A file that
+    cannot be written is left out without an error; rank 0 then waits until its time is up.
     """
     parts = parts_folder(final, part)
     if part[0] == 0:
@@ -34,9 +35,11 @@ def give_up(final: Path, part: Part, error: Exception) -> None:
 def collect(folder: Path, final: Path, part: Part, wait: float) -> dict[str, dict[str, Any]]:
     """Wait for the files of the other ranks, move them into `folder`, and return their entries for the manifest.
 
-    folder: where rank 0 writes the checkpoint, before it is renamed to `final`. part: that of rank 0. wait: the seconds
-    that the other ranks may take, all together. Returns file name → its size and SHA-256. The folder of the parts is
-    deleted at the end. Raises OSError when the ranks take longer, or when a rank called `give_up`.
+    Rank 0 alone calls it. folder: where rank 0 writes the checkpoint, before it is renamed to `final`. part: that of
+    rank 0, see Part. wait: the seconds that the other ranks may take, all together. Returns file name → its size
+    ("bytes") and SHA-256 ("sha256"). The folder of the parts is deleted at the end. Raises OSError when the ranks take
+    longer, when a rank called `give_up`, or when files cannot be moved; the folder of the parts then stays, so call
+    `give_up`.
     """
     parts, entries, end = parts_folder(final, part), {}, monotonic() + wait
     for number in range(1, part[1]):

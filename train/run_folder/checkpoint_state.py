@@ -12,7 +12,7 @@ from torch.optim import AdamW, Optimizer
 from dyad.data.base.errors import ConfigError
 from dyad.train.distributed.sharded_tensors import local, own_rows
 from dyad.train.run_folder.checkpoint_parts import Part
-from dyad.train.run_folder.named_tensors import filled, named_tensors, refuse_another_model, restore_weights, state_like
+from dyad.train.run_folder.named_tensors import fill, named_tensors, refuse_another_model, restore_weights, state_like
 
 MODEL, OPTIMIZER, SAMPLE_STATE = "model.safetensors", "optimizer.safetensors", "memory.safetensors"
 AVERAGE, TARGET, STATE, MANIFEST = "average.safetensors", "target.safetensors", "state.json", "manifest.json"
@@ -50,7 +50,7 @@ class CheckpointState:
 
     @property
     def tensors(self) -> dict[str, Mapping[str, Tensor]]:
-        """Name of each safetensors file to write → its tensors by name; empty optional files are left out."""
+        """Name of each safetensors file to write → its tensors by name; without files of OPTIONAL that have none."""
         found: dict[str, Mapping[str, Tensor]] = {MODEL: self.model, OPTIMIZER: self.optimizer}
         found |= {SAMPLE_STATE: self.sample_state, AVERAGE: self.average, TARGET: self.target}
         return {name: tensors for name, tensors in found.items() if tensors or name not in OPTIONAL}
@@ -69,11 +69,12 @@ def capture(
     """Collect the content of a checkpoint from the objects of a run, and return it as a CheckpointState.
 
     The tensors are references, not copies: save or copy them before the next optimiser step. Of sharded tensors, they
-    have this rank's rows. modules: prefix of weight names → module. step: finished optimiser steps. metadata: further
-    entries of state.json, under other keys than "step" and SCALARS. sample_state: the objective's per-sample state, one
-    entry per training sample; None if it has none. average: parameter → its moving average. target: trained parameter →
-    weight of the target network. part: as in CheckpointState. Raises TypeError for an optimiser whose state has values
-    other than tensors, numbers and None.
+    have this rank's rows. modules: prefix of weight names → module, without DDP wrapper; they must have all parameters
+    of `optimizer`. step: finished optimiser steps. metadata: further entries of state.json, under other keys than
+    "step" and SCALARS. sample_state: the objective's per-sample state, one entry per training sample; None if it has
+    none. average: parameter → its moving average; None if there is none. target: trained parameter → weight of the
+    target network; None if there is none. part: as in CheckpointState. Raises TypeError for an optimiser whose state
+    has values other than tensors, numbers and None.
     """
     assert not {"step", SCALARS} & set(metadata), "these keys of state.json are the checkpoint's own"
     model = named_tensors(modules)
@@ -102,10 +103,11 @@ def capture(
 def restore(state: CheckpointState, modules: Mapping[str, nn.Module], optimizer: Optimizer) -> list[dict[Any, Tensor]]:
     """Copy a checkpoint's weights into `modules` and its optimiser state into `optimizer`, bit for bit.
 
-    modules: prefix of weight names → module. Returns a list of two mappings, the moving average and the target
-    network's weights: each is trained parameter → new tensor, empty if the checkpoint has none. `state.sample_state` is
-    not restored here. Raises ConfigError, with nothing changed, if the weights or the optimiser state are of another
-    model.
+    modules: prefix of weight names → module, as for `capture`; weights of other prefixes are ignored. Returns a list of
+    two mappings, the moving average and the target network's weights: each is trained parameter → new tensor on the
+    device, and with the sharding, of the parameter; empty if the checkpoint has none. `state.sample_state` is not
+    restored here. Raises ConfigError, with nothing changed, if the weights, the optimiser state, the average or the
+    target are of another model.
     """
     refuse_another_model(state.model, modules)
     named = named_tensors(modules)
@@ -122,20 +124,21 @@ def restore(state: CheckpointState, modules: Mapping[str, nn.Module], optimizer:
             raise ConfigError(f"the checkpoint has optimiser state of '{name}', which this model does not train")
         own = state_like(named[name], state.optimizer, entry) if entry in state.optimizer else state.scalars[entry]
         slots.setdefault(position[id(named[name])], {})[key] = own
-    refuse_moments(slots, optimizer)
+    check_adamw_state(slots, optimizer)
     copies = state.average, state.target
     if unknown := [n for n in chain(*copies) if n not in named or id(named[n]) not in position]:
         raise ConfigError(f"the checkpoint has an average or target of '{unknown[0]}', which this model does not train")
     restore_weights(state.model, modules)
     optimizer.load_state_dict({"state": slots, "param_groups": [*groups.values()]})
-    return [{named[n]: filled(torch.empty_like(named[n]), copy, n) for n in copy} for copy in copies]
+    return [{named[n]: fill(torch.empty_like(named[n]), copy, n) for n in copy} for copy in copies]
 
 
-def refuse_moments(slots: Mapping[int, Mapping[str, Any]], optimizer: Optimizer) -> None:
+def check_adamw_state(slots: Mapping[int, Mapping[str, Any]], optimizer: Optimizer) -> None:
     """Raise ConfigError if `optimizer` is AdamW and a saved state has other keys or shapes than AdamW's state.
 
-    slots: position of a parameter in the optimiser → its saved state; a parameter without saved state passes. The fused
-    kernel does not check shapes: it would write past the end of a tensor that is too short.
+    slots: position of a parameter in the optimiser's groups, counted through all of them → its saved state, key →
+    value; a parameter without saved state passes. Other optimisers are not checked. The check is needed because AdamW's
+    fused kernel does not check shapes: it would write past the end of a tensor that is too short.
     """
     if not isinstance(optimizer, AdamW):
         return

@@ -53,9 +53,10 @@ def digest_of(path: Path) -> str:
 def once_a_machine(world: World, check: Callable[[], None]) -> None:
     """Run `check` on the first rank of each machine, then give the digests it computed to the machine's other ranks.
 
-    On those ranks `digest_of` then returns them without reading the files. check: calls `digest_of` for the files, and
-    must not communicate. Every rank must call once_a_machine. An error of any rank is raised on all ranks, as in
-    raise_on_all.
+    On those ranks `digest_of` then returns them without reading the files. check: calls `digest_of` for the files, as
+    Checkpoint.verify does, and must not communicate. Every rank must call once_a_machine. The ranks of a machine must
+    be consecutive and have LOCAL_RANK set, as under torchrun. An error of any rank is raised on all ranks, as in
+    raise_on_all (train/distributed/agreement.py).
     """
     own = int(os.environ.get("LOCAL_RANK", "0"))
     only_on(world, own == 0, check)
@@ -66,5 +67,6 @@ def once_a_machine(world: World, check: Callable[[], None]) -> None:
 
 
 def _stamp(path: Path) -> Stamp:
+    """Return the Stamp of a file as it is now. Raises OSError if there is no such file."""
     found = os.stat(path)
     return Stamp(os.path.realpath(path), found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)

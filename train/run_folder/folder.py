@@ -223,7 +223,7 @@ def recorded_precision(config: TrainConfig) -> Precision:
 
 
 def recorded_activation(config: TrainConfig) -> Activation:
-    """Return model.activation of the run that is resumed; for a new run, that of `config`."""
+    """Return model.activation in the config.yaml of the run that is resumed; for a new run, that of `config`."""
     used = _begun_keys(config).get("model.activation")
     return Activation(used) if used in list(Activation) else config.model.activation
 
@@ -290,7 +290,7 @@ def open_run(config: TrainConfig, source: Path | None = None) -> Path:
 
 
 def put_aside(folder: Path, names: Iterable[str]) -> None:
-    """Move those files and folders `names` that exist, in this order, to a new subfolder before-<time> of `folder`."""
+    """Move the files and folders `names` of `folder` that exist, in this order, to its new subfolder before-<time>."""
     aside = folder / f"before-{datetime.now():%Y%m%d-%H%M%S-%f}"
     for name in names:
         if (folder / name).exists():
@@ -299,10 +299,7 @@ def put_aside(folder: Path, names: Iterable[str]) -> None:
 
 
 def put_checkpoints_aside(folder: Path, moved: Iterable[int]) -> None:
-    """Move the checkpoints of the steps `moved` into a subfolder (see `put_aside`), the oldest first.
-
-    Raises HardwareError if they cannot be moved.
-    """
+    """Move the checkpoints of the steps `moved` by `put_aside`, the oldest first; raise HardwareError if that fails."""
     with write_errors(folder):
         put_aside(folder, [f"checkpoints/{folder_of(folder, step).name}" for step in sorted(moved)])
 
@@ -310,9 +307,10 @@ def put_checkpoints_aside(folder: Path, moved: Iterable[int]) -> None:
 def is_finished(config: TrainConfig) -> bool:
     """Whether the run of this configuration is finished: run_state.json says so, and its last checkpoint exists.
 
-    So must report.html with tracking.report. False if resume_mode is not auto, or with resume.allow_batch_change or
-    resume.allow_more_data, which may make the run longer. The run must have had the steps and epochs of `config`; if
-    checkpoint.patience ended it early, the same checkpoint.best, at least that patience, and no more steps.
+    With tracking.report, report.html must exist too. False if resume_mode is not auto, or with allow_batch_change or
+    allow_more_data of resume, which may lengthen the run. The run must have had the steps and epochs of `config`. If
+    checkpoint.patience ended it early, `config` must have the same checkpoint.best, at least as many steps as the run
+    took, and a patience of at most as many evaluations as were not better at its end.
     """
     folder, resume = run_folder(config), config.resume
     if resume_mode(config) != "auto" or resume.allow_batch_change or resume.allow_more_data:

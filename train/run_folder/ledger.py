@@ -35,17 +35,19 @@ class Ledger(AbstractContextManager["Ledger"]):
             write_bytes(self.path, b"".join(valid))
 
     def write(self, step: int, kind: str, **fields: int | float | str | None) -> None:
-        """Append one event to the run's ledger.jsonl. If this fails, the entry waits in memory for the next `write`.
+        """Append one event to the run's ledger.jsonl. Does nothing without a run folder, as on ranks other than 0.
 
-        step: number of finished optimiser steps. kind: such as "substitute" (a sample was replaced) or "nonfinite" (a
-        step was skipped). fields: further fields of the entry, see the module docstring.
+        An entry that cannot be written waits in memory for the next `write` or `sync`; no error is raised. step: number
+        of finished optimiser steps, with that of the event. kind: "substitute" (a sample was replaced), "nonfinite" or
+        "spike" (a step was skipped). fields: further fields of the entry, see the module docstring; credentials in
+        their texts are redacted.
         """
         if self.path:
             self._file = self._file or LineFile(self.path, self._log)
             self._file.write(json.dumps({"step": step, "kind": kind, **without_secrets(fields)}))
 
     def sync(self) -> None:
-        """Wait until every entry of ledger.jsonl is on the disk. Raises OSError when that fails."""
+        """Write entries that wait in memory, and sync ledger.jsonl to the disk. Raises OSError if that fails."""
         if self._file:
             self._file.sync()
 

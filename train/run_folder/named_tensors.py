@@ -13,8 +13,9 @@ from dyad.train.run_folder.tensor_files import SavedTensors
 def named_tensors(modules: Mapping[str, nn.Module]) -> dict[str, Tensor]:
     """Return the parameters and persistent buffers of `modules` by name, "<key of the module>.<path in it>".
 
-    A tensor that is shared is returned once, under its first name. Pass the modules without their
-    DistributedDataParallel wrappers, so that the names are the same for any number of ranks.
+    They are the tensors themselves, with their autograd state, not copies. A tensor that is shared is returned once,
+    under its first name. Pass the modules without their DistributedDataParallel wrappers, so that the names are the
+    same for any number of ranks.
     """
     found: dict[int, tuple[str, Tensor]] = {}
     for part, module in modules.items():
@@ -25,14 +26,15 @@ def named_tensors(modules: Mapping[str, nn.Module]) -> dict[str, Tensor]:
 
 
 def restore_weights(weights: Mapping[str, Tensor], modules: Mapping[str, nn.Module]) -> None:
-    """Copy `weights` (name → tensor) into `modules` (prefix of the names → module).
+    """Copy `weights` (name → tensor) into `modules` (prefix of the names → module), in place.
 
-    Weights whose prefix is not among `modules` are ignored. Raises ConfigError with the names that are missing,
-    unexpected or of another shape, before anything is changed.
+    Names are those of `named_tensors`. Of a sharded tensor this rank's rows are copied. Weights whose prefix is not
+    among `modules` are ignored. Raises ConfigError with the names that are missing, unexpected or of another shape,
+    before anything is changed.
     """
     refuse_another_model(weights, modules)
     for name, tensor in named_tensors(modules).items():
-        filled(tensor, weights, name)
+        fill(tensor, weights, name)
 
 
 def refuse_another_model(weights: Mapping[str, Tensor], modules: Mapping[str, nn.Module]) -> None:
@@ -60,8 +62,11 @@ def refuse_another_model(weights: Mapping[str, Tensor], modules: Mapping[str, nn
 
 
 @torch.no_grad()
-def filled(tensor: Tensor, saved: Mapping[str, Tensor], name: str) -> Tensor:
-    """Copy saved[name] into `tensor` in place and return `tensor`; if it is sharded, copy only this rank's rows."""
+def fill(tensor: Tensor, saved: Mapping[str, Tensor], name: str) -> Tensor:
+    """Copy saved[name] into `tensor` in place and return `tensor`; if it is sharded, copy only this rank's rows.
+
+    The values take on the dtype and device of `tensor`. saved[name] must be the whole tensor, of the same shape.
+    """
     rows = own_rows(tensor)
     if rows is not None and isinstance(saved, SavedTensors):
         local(tensor).copy_(saved.rows(name, rows))
@@ -71,7 +76,7 @@ def filled(tensor: Tensor, saved: Mapping[str, Tensor], name: str) -> Tensor:
 
 
 def state_like(parameter: Tensor, saved: Mapping[str, Tensor], name: str) -> Tensor:
-    """Return a copy of saved[name], a tensor of the optimiser state of `parameter`, to load into the optimiser.
+    """Return a copy of saved[name], a tensor of the optimiser state of `parameter`, for optimizer.load_state_dict.
 
     For a sharded parameter, a tensor of its shape is copied into a tensor that is sharded alike. In all other cases the
     copy is on the CPU; if it has the shape of the parameter, it takes on the parameter's memory format (for example
@@ -81,10 +86,11 @@ def state_like(parameter: Tensor, saved: Mapping[str, Tensor], name: str) -> Ten
     if _shape(saved, name) != parameter.shape:
         return saved[name].clone()
     if own_rows(parameter) is not None:
-        return filled(torch.empty_like(parameter), saved, name)
+        return fill(torch.empty_like(parameter), saved, name)
     value = saved[name]
     return torch.empty_like(parameter, dtype=value.dtype, device="cpu").copy_(value)
 
 
 def _shape(saved: Mapping[str, Tensor], name: str) -> torch.Size:
+    """Return the shape of saved[name]; SavedTensors need not read the tensor for it."""
     return saved.shape(name) if isinstance(saved, SavedTensors) else saved[name].shape

@@ -33,11 +33,11 @@ LOCK = ".lock"
 class RunState:
     """Writes run_state.json, the status of a run, on rank 0; if rank 0 is lost, on the rank that prints the error.
 
-    As a context manager it writes "running" on entry, and "failed" with the error when the block raises. The block
-    itself must write any other end ("finished" or "preempted") with `write`. run_dir: the run folder; None: nothing is
-    written. step: finished optimiser steps at the start. total_steps: those of the whole run. rank: that of this
-    process. hosts: the machine of each rank. resumed_from: the checkpoint that resume= named when the run began there,
-    which is written with every status; None: the entry is left out.
+    As a context manager it writes "running" on entry, and "failed" with the error when the block raises; the error is
+    not suppressed. The block itself must write any other end ("finished" or "preempted") with `write`. Every rank may
+    use it. run_dir: the run folder; None: nothing is written. step: finished optimiser steps at the start. total_steps:
+    those of the whole run. rank: that of this process. hosts: the machine of each rank. resumed_from: the checkpoint
+    that resume= named when the run began there, which is written with every status; None: the entry is left out.
     """
 
     def __init__(
@@ -72,8 +72,9 @@ class RunState:
     def write(self, status: str, step: int | None = None, **entries: str | float | list[str] | Best | None) -> None:
         """Replace run_state.json by one with this status ("running", "preempted", "finished" or "failed").
 
-        step: finished optimiser steps; None keeps the last value. entries: further entries. Raises HardwareError if
-        writing fails.
+        step: finished optimiser steps; None keeps the last value. entries: further entries, whose texts lose
+        credentials; entries of earlier calls are not kept. On ranks other than 0 nothing is written (unless rank 0 is
+        lost), only `step` is kept. Raises HardwareError if writing fails.
         """
         self._step = self._step if step is None else step
         if self._path and self._writes:
@@ -112,8 +113,9 @@ def locked(run_dir: Path, other: str = "run.name") -> Iterator[None]:
 
     The operating system releases the lock when this process dies, however that happens; forked workers do not inherit
     the lock. Raises ConfigError when another live process, on this machine or on another one that shares the folder,
-    holds the lock; HardwareError when the lock file cannot be opened. other: the configuration key that the message of
-    the ConfigError advises to change.
+    holds the lock; HardwareError when the lock file cannot be opened. This process itself is not kept out: it must not
+    lock a folder twice. The lock file, LOCK, stays in the folder. other: the configuration key that the message of the
+    ConfigError advises to change.
     """
     with write_errors(run_dir):  # O_NOFOLLOW: through a link, another file would be emptied
         descriptor = os.open(run_dir / LOCK, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)

@@ -69,7 +69,7 @@ class CheckpointWriter(AbstractContextManager["CheckpointWriter"]):
         self.seconds = 0.0
 
     def wait(self) -> None:
-        """Wait until the checkpoint that the background thread is writing, if there is one, is finished."""
+        """Wait until the background thread has written its checkpoint, or has logged that it cannot."""
         if self._in_flight is not None:
             self._in_flight.result()
             self._in_flight = None
@@ -78,6 +78,7 @@ class CheckpointWriter(AbstractContextManager["CheckpointWriter"]):
         """Copy the weights and optimiser state in `state` to host memory, and let a thread write the checkpoint.
 
         Call `wait` first. state.sample_state (per-sample state) is not copied: do not change it before the next `wait`.
+        Old checkpoints are deleted as by `write_checkpoint`. An error of writing is given to `log`, not raised.
         """
         assert self._in_flight is None
         copied = {name: host_copies(getattr(state, name), buffers) for name, buffers in self._copies.items()}
@@ -88,7 +89,8 @@ class CheckpointWriter(AbstractContextManager["CheckpointWriter"]):
     def save(self, state: CheckpointState) -> None:
         """Write the checkpoint `state`, delete old ones (see `write_checkpoint`), and return when it is on the disk.
 
-        Raises HardwareError if writing fails.
+        Call `wait` first. On ranks other than 0 it returns when this rank's part is on the disk. Raises HardwareError
+        if writing fails.
         """
         start = perf_counter()
         write_checkpoint(self._run_dir, state, self._keep, self._before_save, keep_every=self._keep_every)
@@ -112,7 +114,8 @@ class CheckpointWriter(AbstractContextManager["CheckpointWriter"]):
 def refuse_full_disk(run_dir: Path, modules: Mapping[str, nn.Module], optimizer: Optimizer) -> None:
     """Raise HardwareError if the disk of a run folder has no room for the first checkpoint.
 
-    The size of a checkpoint is taken as that of the weights, plus with AdamW two moments of each trained weight.
+    The size of a checkpoint is taken as that of the weights, plus with AdamW two moments of each trained weight; a
+    moving average, a target network and per-sample state are not counted. modules: prefix of weight names → module.
     """
     weights = named_tensors(modules).values()
     trained = [p for group in optimizer.param_groups for p in group["params"]] if isinstance(optimizer, AdamW) else []

@@ -23,9 +23,10 @@ STARTS = "starts"  # key of a file's metadata: name of a tensor → the row of t
 class SavedTensors(Mapping[str, Tensor]):
     """A read-only mapping of name → tensor over the safetensors files `files`; a tensor is read when it is looked up.
 
-    If several files have a tensor of one name, each has a part of its rows, and the value is the whole tensor. The
-    constructor raises ValueError for parts of a tensor that leave rows out, overlap or differ in their other
-    dimensions, OSError for a file that cannot be opened, SafetensorError for a file of another format.
+    Each look-up reads it anew, to the CPU; the files must stay. If several files have a tensor of one name, each has a
+    part of its rows, and the value is the whole tensor. The constructor raises ValueError for parts of a tensor that
+    leave rows out, overlap or differ in their other dimensions, OSError for a file that cannot be opened,
+    SafetensorError for a file of another format.
     """
 
     def __init__(self, files: Iterable[Path] = ()) -> None:
@@ -63,11 +64,15 @@ class SavedTensors(Mapping[str, Tensor]):
         return both
 
     def shape(self, name: str) -> torch.Size:
+        """Return the shape of the whole tensor `name`, without reading the tensor."""
         shapes = [file.get_slice(name).get_shape() for _, file in self._parts[name]]
         return torch.Size(shapes[0] if len(shapes) == 1 else [sum(shape[0] for shape in shapes), *shapes[0][1:]])
 
     def rows(self, name: str, rows: slice) -> Tensor:
-        """Return the rows `rows` (start and stop, without step) of tensor `name`, without reading its other rows."""
+        """Return the rows `rows` of tensor `name`, on the CPU, without reading its other rows.
+
+        rows: a slice with start and stop, from 0, and without step; rows past the end are left out.
+        """
         parts = [(start, file.get_slice(name)) for start, file in self._parts[name]]
         found = []
         for start, part in parts:
@@ -81,8 +86,9 @@ def save_tensors(path: Path, tensors: Mapping[str, Tensor], starts: Mapping[str,
     """Write tensors to a safetensors file, and return the file's SHA-256 in hexadecimal.
 
     The SHA-256 is computed while the bytes are written, so that the file is not read again; this takes half the time of
-    safetensors' save_file followed by a SHA-256. starts: name of a tensor that is a part of a larger one → the row of
-    the larger tensor at which the part begins. Raises OSError when the file cannot be written.
+    safetensors' save_file followed by a SHA-256. The file is neither moved into place atomically nor synced to the
+    disk. starts: name of a tensor that is a part of a larger one → the row of the larger tensor at which the part
+    begins. Raises OSError when the file cannot be written, KeyError for a dtype that safetensors does not have.
     """
     own = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     digest = hashlib.sha256()

@@ -35,7 +35,7 @@ from dyad.train.step.graph_cache import GraphCache, MemoryBudget
 from dyad.train.step.seeded_rng import seeded_rng
 from dyad.train.step.target import Target
 from dyad.train.towers.batch_norm import RunningStatistics
-from dyad.train.towers.text.rows import sizes_of
+from dyad.train.towers.text.rows import sequence_sizes
 from dyad.train.towers.tower import TwoTower, tf32_products
 
 RESERVED = {"loss", "violated", "stop", "grad_norm", "lr", "skipped", "logit_scale"}  # names of a step's own numbers
@@ -162,7 +162,7 @@ class LossTerm:
         are not. Sets the attributes embeddings and keys. Raises ConfigError if a metric of the objective has a name of
         RESERVED.
         """
-        self.statistics.begin(len(batch))
+        self.statistics.begin_step(len(batch))
         chunks, sides = in_chunks(batch, self.chunks)
         graphs = GraphCache(self._keep_graphs, run.graph_budget)
         # with a graph even where the cache drops it: some kernels are chosen by whether there is one
@@ -185,7 +185,7 @@ class LossTerm:
         if batch.teacher is not None:
             related["teacher"] = batch.teacher
         if batch.x_places is not None and "lengths" in self.objective.takes:
-            related["lengths"] = torch.from_numpy(sizes_of(batch.x_places))
+            related["lengths"] = torch.from_numpy(sequence_sizes(batch.x_places))
         if batch.positives is not None:
             numbers = torch.arange(len(batch), device=batch.positives.device)
             related["positives"] = torch.stack([numbers, batch.positives], 1)

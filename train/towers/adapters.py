@@ -22,7 +22,7 @@ class AdaptedAttention(nn.MultiheadAttention):
     """An nn.MultiheadAttention with LoRA adapters of its query, key and value weights, which are one parameter W.
 
     It computes with W + lora_scale · lora_B lora_A. W: (3 width, width); lora_A: (rank, width); lora_B: (3 width,
-    rank).
+    rank). Made by `adapt` only, never by its constructor.
     """
 
     lora_A: nn.Parameter
@@ -33,7 +33,8 @@ class AdaptedAttention(nn.MultiheadAttention):
     def adapt(cls, attention: nn.MultiheadAttention, rank: int, alpha: float) -> None:
         """Turn `attention` into an AdaptedAttention in place, with adapters of the scale alpha / rank.
 
-        lora_B starts at zero, so the outputs do not change yet. The existing parameters keep their names.
+        `attention` must have its query, key and value weights in one parameter. lora_B starts at zero, so the outputs
+        do not change yet. The existing parameters keep their names, and train or not as before.
         """
         weight = attention.in_proj_weight
         attention.__class__ = cls
@@ -43,7 +44,10 @@ class AdaptedAttention(nn.MultiheadAttention):
         nn.init.kaiming_uniform_(adapted.lora_A, a=5**0.5)  # as peft does
 
     def merge(self) -> None:
-        """Add the adapters to the weights, and turn this module back into a plain nn.MultiheadAttention, in place."""
+        """Add the adapters to the weights, and turn this module back into a plain nn.MultiheadAttention, in place.
+
+        The sum is a new parameter, which trains.
+        """
         weight = self.in_proj_weight.detach()
         del self.lora_A, self.lora_B
         self.__class__ = nn.MultiheadAttention  # pyright: ignore[reportAttributeAccessIssue]

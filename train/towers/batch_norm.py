@@ -28,8 +28,10 @@ from dyad.train.towers.text.pooled import Pooled
 class GlobalStatistics(_BatchNorm):
     """A batch norm that normalises by the mean and variance over the rows of all ranks (model.batch_norm=global).
 
-    In eval() mode, and in a run of one process, it works as the batch norm that it replaces. counts: whether the inputs
-    of this rank count in the statistics. False while this rank has no rows and runs a dummy row instead.
+    In eval() mode, and in a run of one process, it works as the batch norm that it replaces. Otherwise every rank must
+    run it equally often, forward and backward, as both communicate. `set_batch_norms` turns other norms into it.
+    counts: whether the inputs of this rank count in the statistics. False while this rank has no rows and runs a dummy
+    row instead.
     """
 
     counts = True
@@ -40,6 +42,7 @@ class GlobalStatistics(_BatchNorm):
         cls.over_ranks = torch.compiler.disable(_over_ranks)
 
     def forward(self, x: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """Normalise x, (b, C, …), per channel; in train() mode on several ranks, every rank must call it."""
         if not (self.training and dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1):
             return super().forward(x)
         output = self.over_ranks(x)
@@ -52,6 +55,7 @@ class FrozenStatistics(_BatchNorm):
     """A batch norm that stays in eval() mode and so always uses its running statistics (model.batch_norm=frozen)."""
 
     def train(self, mode: bool = True) -> FrozenStatistics:
+        """Stay in eval() mode, whatever `mode` says."""
         return super().train(False)
 
 
@@ -59,8 +63,9 @@ class RunningStatistics:
     """Saves (`read`) and restores (`write`) the running means and variances of all batch norms in train() mode.
 
     Every forward pass in training updates these statistics, but a skipped step and the second forward pass of a chunk
-    (which recomputes its embeddings) must not change them. towers: the module with the batch norms. own: the
-    floating-point buffers computed from this rank's rows only, which therefore differ between ranks.
+    (which recomputes its embeddings) must not change them. towers: the module with the batch norms, in the modes that
+    they have in training when this object is made. own: the floating-point buffers computed from this rank's rows only
+    (model.batch_norm=per_chunk), which therefore differ between ranks.
     """
 
     def __init__(self, towers: nn.Module) -> None:
@@ -71,14 +76,16 @@ class RunningStatistics:
         self.own = [buffer for buffer in single if buffer.is_floating_point()]
 
     def read(self) -> list[Tensor]:
+        """Return copies of the statistics, in a fixed order, for `write`."""
         return [buffer.clone() for buffer in self._buffers]
 
     def write(self, values: list[Tensor]) -> None:
+        """Copy `values`, as `read` returned them, back into the batch norms."""
         for buffer, value in zip(self._buffers, values, strict=True):
             buffer.copy_(value)
 
-    def begin(self, rows: int) -> None:
-        """Tell the batch norms with global statistics, at the start of a step, whether to count this rank's inputs.
+    def begin_step(self, rows: int) -> None:
+        """Tell the batch norms with global statistics, before the forward passes of a step, whether this rank counts.
 
         rows: the number of rows that this rank has in the batch. If it is 0, the rank runs one dummy row through the
         towers, to take part in the collectives; the statistics of the batch norms leave that row out.
@@ -98,7 +105,9 @@ def batch_norms(towers: nn.Module) -> list[_BatchNorm]:
 def set_batch_norms(towers: nn.Module, choice: BatchNorm) -> None:
     """Make the batch norms of `towers` use the statistics that model.batch_norm=`choice` names, in place.
 
-    The caller must put the towers in train() mode first. The names of parameters and buffers do not change.
+    The caller must put the towers in train() mode first, and must not call it twice for one tower. Norms in frozen
+    parts, which are in eval() mode, stay as they are. The class of a norm changes; the names of parameters and buffers
+    do not.
     """
     kind, _ = CHOICES[choice]
     for norm in batch_norms(towers) if kind else ():
@@ -110,9 +119,11 @@ def check_batch_norms(towers: nn.Module, choice: BatchNorm, rows: int, chunks: i
     """Check that model.batch_norm=`choice` works for these towers; return a line for the log, "" without batch norms.
 
     rows: the number of pairs on the rank that has the fewest. chunks: the number of chunks in which a rank embeds its
-    pairs. ranks: the number of processes. Call it after `set_batch_norms`. Raises ConfigError if a choice other than
-    `global` finds no batch norm, `global` meets more than one chunk, or on several ranks a norm with a forward() of its
-    own, `per_chunk` meets chunks of one pair, or a text encoder has batch norms in train() mode.
+    pairs. ranks: the number of processes. Call it after `set_batch_norms`, in train() mode. Raises ConfigError if
+        a choice other than `global` finds no batch norm
+        a text encoder of transformers has batch norms in train() mode, which would count padding
+        `global` meets more than one chunk, or on several ranks a norm whose class has a forward() of its own
+        `per_chunk` meets chunks of one pair
     """
     norms = [m for m in towers.modules() if isinstance(m, FrozenStatistics)] + batch_norms(towers)
     in_text = any(isinstance(m, Pooled) and batch_norms(m) for m in towers.modules())
@@ -175,8 +186,8 @@ def _kind(kind: type[_BatchNorm], norm: type[_BatchNorm]) -> type[_BatchNorm]:
 def _over_ranks(norm: GlobalStatistics, x: Tensor) -> Tensor:
     """Normalise x by the mean and variance over all ranks, and update the running statistics of `norm`, as torch does.
 
-    x: (b, C, …), the input of `norm` on this rank, with C channels. Every rank must call it, because the ranks
-    exchange their statistics.
+    x: (b, C, …), the input of `norm` on this rank, with C channels. Returns a tensor of its shape. Every rank must call
+    it, because the ranks exchange their statistics.
     """
     count, mean_C, var_C = _statistics(x.detach(), norm.counts)
     if norm.running_mean is not None and norm.running_var is not None and norm.num_batches_tracked is not None:

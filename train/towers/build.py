@@ -43,11 +43,13 @@ Build = Callable[..., Any]
 def build_model(config: TrainConfig, load_pretrained: bool = True) -> TwoTowerModel:
     """Build the model of a configuration: the towers that the keys of model.* describe, for its task and items.
 
-    load_pretrained=False: build architectures only, with random weights, because the weights come from a checkpoint.
-    Random initial weights come from torch's global generator. task=labelled needs config.run.classes, task=sequence may
-    need config.run.inputs. Sets TOKENIZERS_PARALLELISM=false unless it is set, and makes huggingface_hub use its cache
-    only if the hub does not answer. Raises ConfigError for an unknown model, weights that do not exist, inputs that a
-    tower cannot take, or towers of different widths.
+    Returns an object of a subclass of TwoTowerModel (models.py), with the towers on torch's default device and in
+    train() mode. Parameters that the embeddings do not depend on are frozen. load_pretrained=False: build architectures
+    only, with random weights, because the weights come from a checkpoint. Random initial weights come from torch's
+    global generator. task=labelled needs config.run.classes, task=sequence may need config.run.inputs. Downloads
+    published weights that are not in the cache. Sets TOKENIZERS_PARALLELISM=false in the environment unless it is set,
+    and makes huggingface_hub use its cache only if the hub does not answer. Raises ConfigError for an unknown model,
+    weights that do not exist, inputs that a tower cannot take, or towers of different widths.
     """
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # its threads do not survive the loader's fork
     if may_download(config.model):
@@ -79,8 +81,8 @@ def build_text_pair(config: ModelConfig, load_pretrained: bool = True) -> TextPa
     """Build the towers of task=question_passage, from a transformers encoder.
 
     model.shared=true builds one tower for both sides; else there are two, whose weights are equal at first.
-    load_pretrained=False: build architectures only, with random weights. Raises ConfigError for a model or weights that
-    do not exist or do not fit, or inputs that a tower cannot take.
+    load_pretrained=False: build architectures only, with random weights. Raises ConfigError for a model.text.kind other
+    than transformers, a model or weights that do not exist or do not fit, or inputs that a tower cannot take.
     """
     generator = torch.get_rng_state()
     tower, tokenize = other, _ = _text_encoder(config, load_pretrained)
@@ -89,7 +91,7 @@ def build_text_pair(config: ModelConfig, load_pretrained: bool = True) -> TextPa
         other, _ = _text_encoder(config, load_pretrained)
     for encoder in dict.fromkeys((tower, other)):
         probe(encoder, tokenize(["a"], tokenize.limit), TOKENS_REFUSED)
-    return TextPairModel(_pair(tower, other, config), tokenize, calibration=_exported(config, load_pretrained))
+    return TextPairModel(_pair(tower, other, config), tokenize, calibration=_saved_calibration(config, load_pretrained))
 
 
 def build_image_views(config: ModelConfig, load_pretrained: bool = True) -> ImageModel:
@@ -178,11 +180,16 @@ def _ids_tower(config: ModelConfig, load_pretrained: bool, count: int) -> tuple[
 
 
 def _frames_tower(config: ModelConfig, load_pretrained: bool, features: int) -> tuple[Tower, None]:
+    """Build a tower with random weights that embeds frames (b, features) as (b, D), D = model.embed_dim.
+
+    Raises ConfigError if model.embed_dim is null.
+    """
     width = _embed_dim(config)
     return Tower(FrameEncoder(features, 4 * width), nn.Linear(4 * width, width)), None
 
 
 def _embed_dim(config: ModelConfig) -> int:
+    """Return model.embed_dim, for items that have no width of their own. Raises ConfigError if it is null."""
     if config.embed_dim is None:
         raise ConfigError("model.embed_dim=null: ids and frames have no width of their own. Set model.embed_dim")
     return config.embed_dim
@@ -233,6 +240,11 @@ def _one_tower(tower: Tower, config: ModelConfig, run_once: Callable[[], int]) -
 
 
 def _text_encoder(config: ModelConfig, load_pretrained: bool) -> tuple[Tower, TextTokenizer]:
+    """Build a text tower from a transformers encoder, and its tokenizer, see `build_text_encoder`.
+
+    Also raises ConfigError for another model.text.kind, and for an encoder that takes texts of one length only
+    (SigLIP).
+    """
     if (kind := config.text.kind) is not TextTower.transformers:
         raise ConfigError(f"model.text.kind={kind}: questions, passages and views take model.text.kind=transformers")
     tower, tokenize = build_text_encoder(BuildContext(config, load_pretrained))
@@ -242,7 +254,7 @@ def _text_encoder(config: ModelConfig, load_pretrained: bool) -> tuple[Tower, Te
     return tower, tokenize
 
 
-def _exported(config: ModelConfig, load_pretrained: bool) -> Calibration | None:
+def _saved_calibration(config: ModelConfig, load_pretrained: bool) -> Calibration | None:
     """Return the logit scale and bias saved in an export of Dyad if the text tower is loaded from one, else None."""
     name = config.text.name or config.name
     trained = load_pretrained and not config.text.from_scratch
@@ -250,6 +262,10 @@ def _exported(config: ModelConfig, load_pretrained: bool) -> Calibration | None:
 
 
 def _pair(x_tower: Tower, y_tower: Tower, config: ModelConfig) -> TwoTower:
+    """Return the towers as a TwoTower in train() mode; change their batch norms, in place, as model.batch_norm says.
+
+    If both are one object, the TwoTower has it once.
+    """
     towers = TwoTower(x_tower, y_tower).train()
     set_batch_norms(towers, config.batch_norm)
     return towers
@@ -258,10 +274,11 @@ def _pair(x_tower: Tower, y_tower: Tower, config: ModelConfig) -> TwoTower:
 def share_towers(towers: TwoTower, main_towers: TwoTower, name: str, whole: bool = True) -> None:
     """Replace towers of `towers`, in place, by towers of `main_towers` with equal modules and shapes of weights.
 
-    If only the trunks are alike, the trunk and the module `prepare` are replaced, and the projection stays. A tower of
-    vectors of classes is never replaced, as other losses may have other classes. towers: the towers of an auxiliary
-    loss. main_towers: the towers of the run. name: the key that the error message begins with. whole=False: share
-    trunks only. Raises ConfigError if nothing is shared.
+    Compared are the classes of modules, and names and shapes of weights, never their values. If only the trunks are
+    alike, the trunk and the module `prepare` are replaced, and the projection stays. A tower of vectors of classes is
+    never replaced, as other losses may have other classes. A side takes the x tower of the run if that fits, else the
+    y tower. towers: the towers of an auxiliary loss. main_towers: the towers of the run. name: the key that the error
+    message begins with. whole=False: share trunks only. Raises ConfigError if nothing is shared.
     """
 
     def parts(module: nn.Module) -> list[Any]:  # other kinds of batch norm or activation have the same shapes

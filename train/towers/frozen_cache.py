@@ -78,7 +78,10 @@ class FrozenCache:
         return outputs
 
     def capacity_on(self, device: torch.device) -> int:
-        """Return how many bytes of outputs the cache may hold for inputs on `device`; 0: there is no cache."""
+        """Return how many bytes of outputs the cache may hold for inputs on `device`; 0: there is no cache.
+
+        Raises KeyError for a default capacity and a device other than cpu and cuda.
+        """
         return CAPACITY[device.type] if self.capacity is None else self.capacity
 
     def _computed(self, compute: Callable[..., Tensor], inputs: Tensor) -> Tensor:

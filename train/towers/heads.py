@@ -12,7 +12,7 @@ from dyad.train.towers.tower import Tower, TwoTower
 
 
 class Representation(nn.Identity):
-    """Averages feature maps (b, C, H, W) over their places to (b, C), and returns features (b, C) unchanged."""
+    """Averages feature maps (b, C, H, W) over H and W to (b, C), and returns features (b, C) unchanged."""
 
     def forward(self, features: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
         return features.mean((2, 3)) if features.dim() == 4 else features
@@ -21,7 +21,7 @@ class Representation(nn.Identity):
 class ProjectionHead(nn.Sequential):
     """The projection of a tower, for training only: exports and `dyad.load` leave it out and give its input features.
 
-    Inputs are features (b, C), or feature maps (b, C, H, W), which are averaged over places. Each choice of model.head
+    Inputs are features (b, C), or feature maps (b, C, H, W), which are averaged over H and W. Each choice of model.head
     is that of its paper's own code, with a batch norm and a ReLU after every hidden layer. The first three follow
     projection_head in model_util.py of github.com/google-research/simclr: hidden layers are as wide as the trunk, and
     the output has a batch norm without bias. The output of the last two has no batch norm.
@@ -50,9 +50,9 @@ HEADS: dict[Head, tuple[int, int | None, bool]] = {
 def build_head(config: ModelConfig, width: int) -> ProjectionHead:
     """Build the projection head that model.head names, from `width` features of the trunk to model.embed_dim.
 
-    model.head_width, if set, replaces the published width of the hidden layers. No linear layer has a bias: before a
-    batch norm it would have no effect, and the papers' output layers have none. The bias of a batch norm of the output
-    is frozen at 0.
+    model.head must not be none, and model.embed_dim not null. Weights are random. model.head_width, if set, replaces
+    the published width of the hidden layers. No linear layer has a bias: before a batch norm it would have no effect,
+    and the papers' output layers have none. The bias of a batch norm of the output is frozen at 0.
     """
     count, published, is_normed = HEADS[config.head]
     assert config.embed_dim is not None
@@ -67,8 +67,8 @@ def build_head(config: ModelConfig, width: int) -> ProjectionHead:
 def representation(model: TwoTowerModel) -> TwoTowerModel:
     """Return the model as it is used after training, sharing the weights of `model`.
 
-    A ProjectionHead is replaced by Representation, so that the tower gives the head's input features. If the y tower
-    holds vectors of classes, the x tower takes its place. `model` itself does not change.
+    A ProjectionHead is replaced by Representation, so that the tower gives the head's input features, (b, C). If the y
+    tower holds vectors of classes, the x tower takes its place. Other towers stay. `model` itself does not change.
     """
 
     @cache

@@ -12,9 +12,10 @@ LISTS = (nn.ModuleList, nn.Sequential, nn.ModuleDict)
 def layers_of(module: nn.Module) -> Iterator[nn.Module]:
     """Yield the repeated layers of `module`, such as transformer blocks, which sharding gathers one after the other.
 
-    Layers are two or more children of one class that together have more than half of the weights of the module that
-    contains them: items of a ModuleList or the like (LISTS), or attributes that have children of their own. All other
-    children are searched recursively. A module without layers yields nothing.
+    They come in the order of the module's children, outermost layers only. Layers are two or more children of one class
+    that together have more than half of the weights of the module that contains them: items of a ModuleList or the like
+    (LISTS), or attributes that have children of their own. All other children are searched recursively. A module
+    without layers yields nothing.
     """
     children = list(module.children())
     for alike in _by_class(children, isinstance(module, LISTS)):
@@ -39,14 +40,15 @@ def _by_class(modules: Sequence[nn.Module], listed: bool) -> Iterator[list[nn.Mo
 
 
 def _size(modules: Iterable[nn.Module]) -> int:
+    """Return the number of weights of all `modules` together."""
     return sum(parameter.numel() for module in modules for parameter in module.parameters())
 
 
 def checkpoint_activations(model: Any) -> None:
     """Make a model of open_clip, timm or transformers, in place, recompute activations in the backward pass.
 
-    This is activation checkpointing, for model.grad_checkpointing=true. If the model does not support it, the library
-    raises an error of its own.
+    This is activation checkpointing, for model.grad_checkpointing=true: less memory, more time, the same gradients. If
+    the model does not support it, the library raises an error of its own, such as ValueError or AttributeError.
     """
     if hasattr(model, "set_grad_checkpointing"):  # open_clip and timm
         model.set_grad_checkpointing(True)
@@ -67,7 +69,8 @@ def layer_stack(model: nn.Module) -> list[nn.Module]:
 def freeze(trunk: nn.Module, parts: Sequence[nn.Module], count: int) -> None:
     """Freeze `trunk` except for the last `count` layers of `parts` and the parameters after them in trunk.parameters().
 
-    parts: layers of the trunk, in the order in which trunk.parameters() yields their parameters. count=0 freezes all.
+    parts: layers of the trunk, in the order in which trunk.parameters() yields their parameters; at least one with
+    parameters unless `count` is 0. count=0 freezes all; a count above the number of parts keeps all parts.
     """
     trunk.requires_grad_(False)
     if count > 0:

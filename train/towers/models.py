@@ -26,9 +26,10 @@ class TwoTowerModel:
 
 @dataclass(frozen=True)
 class ImageModel(TwoTowerModel):
-    """A model whose x_tower takes images.
+    """A model whose x_tower takes images: of task=views or labelled; with captions, an ImageTextModel.
 
-    image: size and normalisation of the images that x_tower takes.
+    y_tower is x_tower with task=views, and for a single class of task=labelled; for more classes it holds their
+    vectors. image: size and normalisation of the images that x_tower takes.
     """
 
     image: ImageSpec
@@ -46,7 +47,9 @@ class ImageTextModel(ImageModel):
 
 @dataclass(frozen=True)
 class TextPairModel(TwoTowerModel):
-    """A model whose x_tower takes questions and y_tower passages, or with one tower for the texts of both sides.
+    """A model whose x_tower takes questions and y_tower passages, or one tower texts of both sides (task=views).
+
+    With task=labelled y_tower may hold vectors of the classes instead; tokenize still is that of the texts.
 
     tokenize: a TextTokenizer, (texts, length, pairs=None) → token ids, int64 (n, L), where L counts tokens.
     """

@@ -51,7 +51,7 @@ class ContextNetwork(nn.Module):
         """Return the contexts of S steps of sequences, (S, D), in float32 or float64.
 
         items_SD: the embeddings of the items of all sequences, one sequence after the other. places: the place of each
-        step in its sequence, int64 (S,) in NumPy, counted from 0.
+        step in its sequence, int64 (S,) in NumPy: 0, 1, 2, … for each sequence; S is at least 1.
         """
         device = items_SD.device
         row, place = (index_on(device, each) for each in (np.cumsum(places == 0) - 1, places))
@@ -65,7 +65,10 @@ class ContextNetwork(nn.Module):
 
     @torch.no_grad()
     def followed_by(self, w_DE: Tensor) -> "ContextNetwork":
-        """Return a copy of this network that gives w_DE · c, (D,), where this network gives the context c, (E,)."""
+        """Return a copy of this network that gives w_DE c, (D,), where this network gives the context c, (E,).
+
+        The matrix and the last layer become one linear layer. This network does not change.
+        """
         made, leave = copy.deepcopy(self), self.leave
         made.leave = nn.Linear(self.inside, len(w_DE), device=w_DE.device)
         inside, bias = (leave.weight, leave.bias) if isinstance(leave, nn.Linear) else (torch.eye(len(w_DE.T)), None)
@@ -74,6 +77,7 @@ class ContextNetwork(nn.Module):
         return made
 
     def _states(self, padded_bTH: Tensor) -> Tensor:
+        """Run the network over padded sequences, (b, T, H) → (b, T, H); a state depends on no later place."""
         if self.kind is ContextKind.gru:
             return self.network(padded_bTH)[0]
         steps = padded_bTH.shape[1]
@@ -96,7 +100,8 @@ def positions(like_bTH: Tensor) -> Tensor:
 class SequenceTower(Tower):
     """Embeds single items (b, …) as (b, D) with the modules of the tower `items`; or steps of sequences as contexts.
 
-    context: the network that computes contexts from the embeddings of items.
+    items: a Tower, whose modules and cache this one takes over. context: the network that computes contexts from the
+    embeddings of items.
     """
 
     def __init__(self, items: Tower, context: ContextNetwork) -> None:
@@ -115,16 +120,21 @@ class SequenceTower(Tower):
         embedded = super().forward(inputs, lengths)
         return embedded if places is None else self.context(embedded, places)
 
-    def predicts_by(self, w_HDD: Tensor) -> None:
+    def set_prediction_matrices(self, w_HDD: Tensor) -> None:
         """Store the matrices W_s of CPC: a context c predicts the item s = 1, 2, … steps ahead by W_s c.
 
-        w_HDD: a (D, E) matrix for each s, in order of s; or one matrix for all s, as a tensor (1, D, E).
+        next_network and HistoryEncoder use the first; embeddings do not change. The tensor is kept, not copied, and is
+        no parameter of this module. w_HDD: a (D, E) matrix for each s, in order of s; or one matrix for all s, as a
+        tensor (1, D, E).
         """
         self._ahead = (w_HDD,)  # in a tuple, as it is a parameter of the objective, not of the tower
 
     @property
     def next_network(self) -> ContextNetwork:
-        """The network whose outputs predict the next items: for CPC a copy that gives W_1 c, else `context` itself."""
+        """The network whose outputs predict the next items: for CPC a new copy that gives W_1 c, else `context` itself.
+
+        c is the context, W_1 the first matrix of `set_prediction_matrices`.
+        """
         return self.context.followed_by(self._ahead[0][0]) if self._ahead else self.context
 
     def contexts(self, items_SD: Tensor, places: Lengths) -> Tensor:
@@ -149,11 +159,12 @@ class FrameEncoder(nn.Sequential):
         super().__init__(nn.Linear(features, width), nn.GELU(), nn.Linear(width, width), nn.GELU())
 
 
-class OfHistory(nn.Module):
+class HistoryEncoder(nn.Module):
     """Embeds histories as (b, D), by the context of the last step of each, to be compared with items that may follow.
 
-    A history is a row of item numbers, int64 (b, T), at least one, in the order of time, padded with −1 on the right.
-    items_ND: embeddings of the N items. ahead: whether a model trained by CPC gives W_1 c instead of the context c.
+    A history is a row of item numbers in the order of time, at least one; an input is b of them, int64 (b, T), padded
+    with −1 on the right. items_ND: embeddings of the N items, on the device of `tower`. ahead: whether a model trained
+    by CPC gives W_1 c instead of the context c, with W_1 of SequenceTower.set_prediction_matrices; other models give c.
     """
 
     def __init__(self, tower: SequenceTower, items_ND: Tensor, ahead: bool = True) -> None:

@@ -46,14 +46,15 @@ class Tower(nn.Module):
             return self.projection(self._features(inputs, lengths))
         return self.projection(self._frozen_cache(self._features, inputs, partial(self._state, inputs.device), lengths))
 
-    def without_cache(self) -> None:
-        """Drop the cache of a frozen trunk, whose features are then computed in every forward pass."""
+    def drop_cache(self) -> None:
+        """Drop the cache of a frozen trunk, in place; its features are then computed in every forward pass."""
         self._frozen_cache = None
 
     def features(self, inputs: Tensor, lengths: Lengths | None = None) -> Tensor:
         """Return the outputs of the trunk for `inputs` (b, …), before the projection, without use of the cache.
 
-        lengths: as in forward.
+        They are (b, H), or feature maps (b, C, H, W) of a trunk that does not pool, with an autograd graph if gradients
+        are on. lengths: as in forward.
         """
         return self._features(inputs, lengths)
 
@@ -64,12 +65,13 @@ class Tower(nn.Module):
     def _state(self, device: torch.device) -> Hashable:
         """Return a key of all that the trunk's outputs depend on besides the inputs: precision, and version of weights.
 
-        torch raises the version of a tensor at each change in place.
+        The version of weights is the address and torch's version of each tensor, which rises at each change in place.
         """
         weights = [*self.trunk.parameters(), *self.trunk.buffers()]
         return (precision_of(device), *((t.data_ptr(), t._version) for t in weights))
 
     def train(self, mode: bool = True) -> Tower:
+        """Set the mode of the tower; modules of the trunk whose parameters are all frozen stay in eval() mode."""
         super().train(mode)
         for module in self.trunk.modules():
             if _is_frozen(module):

@@ -17,6 +17,7 @@ from dyad.train.towers.tower import Tower
 
 
 def probe_images(tower: Tower, spec: ImageSpec) -> int:
+    """Call `probe` for an image tower, with one black image of the size of `spec`; effects and errors are the same."""
     image = torch.zeros(1, 3, spec.size, spec.size, dtype=torch.uint8)
     return probe(tower, image, f"model.image: this tower cannot take images of {spec.size} x {spec.size}")
 
@@ -26,8 +27,8 @@ def probe(tower: Tower, inputs: Tensor, problem: str) -> int:
 
     DDP (torch's DistributedDataParallel) would wait for gradients of such parameters. A copy of the tower on the meta
     device is run once. The tower itself is run if that fails, or if it could miss a token id or a position that is out
-    of range. The tower is left in eval() mode. inputs: one or more inputs of the tower. Raises ConfigError, with a
-    message that begins with `problem`, if the tower cannot take `inputs`.
+    of range. The tower is left in eval() mode. inputs: one or more inputs of the tower, on its device: uint8 pixels or
+    token ids. Raises ConfigError, with a message that begins with `problem`, if the tower cannot take `inputs`.
     """
     tower.eval()
     try:
@@ -70,9 +71,9 @@ def on_meta(tower: Tower) -> Tower:
 def features_on_meta(tower: Tower, inputs: Tensor) -> Tensor:
     """Return the features (before the projection) of a tower on the meta device for `inputs` on the meta device.
 
-    Texts are not grouped or cut by length, as tokens cannot be read on the meta device. In place of the
-    pooled states of a Pooled trunk, the features are the last hidden state of the first token, unless its encoder pools
-    by itself.
+    Only shapes and the autograd graph have a meaning. Texts are not grouped or cut by length, as tokens cannot be read
+    on the meta device. In place of the pooled states of a Pooled trunk, the features are the last hidden state of the
+    first token, unless its encoder pools by itself.
     """
     if isinstance(tower.trunk, Pooled):
         found = tower.trunk.encoder(input_ids=inputs)
@@ -81,7 +82,10 @@ def features_on_meta(tower: Tower, inputs: Tensor) -> Tensor:
 
 
 def _run_once(tower: Tower, inputs: Tensor) -> tuple[int, list[bool]]:
-    """Run a tower on `inputs`; return the width of its embeddings, and for each parameter whether it has a gradient."""
+    """Run a tower on `inputs`; return the width of its embeddings, and for each parameter whether it has a gradient.
+
+    A parameter that does not train has none. Gradients are computed and dropped.
+    """
     embedding = tower.projection(features_on_meta(tower, inputs) if inputs.is_meta else tower.features(inputs))
     trained = [p for p in tower.parameters() if p.requires_grad]
     gradients = torch.autograd.grad(embedding.sum(), trained, allow_unused=True) if trained else ()

@@ -81,7 +81,7 @@ def test_contexts_of_frames_are_those_of_each_history_alone(files: list[str], fe
     context = ContextNetwork(ContextConfig(embed_dim=2), FEATURES + 2)
     tower = SequenceTower(Tower(FrameEncoder(FEATURES, FEATURES + 2), nn.Identity()), context).eval()
     w_DE = torch.randn(FEATURES + 2, 2)
-    tower.predicts_by(w_DE[None])
+    tower.set_prediction_matrices(w_DE[None])
     own, _ = encode_histories(
         Encoder({"x": tower, "y": tower}, World(), 4, features=features, cosine=False), found.items
     )

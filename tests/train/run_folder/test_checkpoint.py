@@ -21,7 +21,7 @@ from helpers.messages import raises
 from torch import Tensor, nn
 
 from dyad.data.base.errors import ConfigError, DataError, HardwareError
-from dyad.train.run_folder.checkpoint import FORMAT, OLDEST, Checkpoint, find, tidy
+from dyad.train.run_folder.checkpoint import FORMAT, OLDEST, Checkpoint, find_undamaged, tidy
 from dyad.train.run_folder.checkpoint_state import CheckpointState, capture, restore
 from dyad.train.run_folder.folder import steps
 from dyad.train.run_folder.locate import locate
@@ -173,7 +173,7 @@ def test_a_damaged_checkpoint_is_refused_and_passed_over(saved: Path, name: str,
     with raises(DataError, "step_00000006/", named):
         Checkpoint(folder(saved, 6)).read()
     notes: list[str] = []
-    assert find(saved, notes.append) == folder(saved, 4)
+    assert find_undamaged(saved, notes.append) == folder(saved, 4)
     assert len(notes) == 1
     assert "step_00000006" in notes[0]
     assert len(notes[0].splitlines()) == 1
@@ -183,17 +183,17 @@ def test_checkpoints_that_are_linked_are_verified_as_any(saved: Path, tmp_path_f
     disk = tmp_path_factory.mktemp("disk") / "checkpoints"
     move(saved / "checkpoints", disk)
     (saved / "checkpoints").symlink_to(disk)
-    assert find(saved, pytest.fail) == folder(saved, 6) and Checkpoint(folder(saved, 6)).read().step == 6
+    assert find_undamaged(saved, pytest.fail) == folder(saved, 6) and Checkpoint(folder(saved, 6)).read().step == 6
     flip(disk / "step_00000006" / "model.safetensors")
-    assert find(saved, lambda line: None) == folder(saved, 4)
+    assert find_undamaged(saved, lambda line: None) == folder(saved, 4)
 
 
 def test_when_no_checkpoint_is_whole_nothing_starts_again_by_itself(saved: Path, tmp_path: Path) -> None:
     for step in (2, 4, 6):
         flip(folder(saved, step) / "model.safetensors")
     with raises(DataError, "resume=never"):
-        find(saved, lambda line: None)
-    assert find(tmp_path / "other", lambda line: None) is None
+        find_undamaged(saved, lambda line: None)
+    assert find_undamaged(tmp_path / "other", lambda line: None) is None
 
 
 @pytest.mark.parametrize(("age", "version"), [("newer", FORMAT + 1), ("older", OLDEST - 1)])
@@ -201,7 +201,7 @@ def test_another_format_is_refused_not_passed_over(saved: Path, age: str, versio
     manifest = folder(saved, 6) / "manifest.json"
     manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "format": version}))
     with raises(ConfigError, age, f"format {version}"):
-        find(saved, lambda line: None)
+        find_undamaged(saved, lambda line: None)
 
 
 def test_retention_keeps_the_newest(saved: Path) -> None:
@@ -237,10 +237,10 @@ def test_a_checkpoint_that_its_run_removes_meanwhile_is_an_error_of_ours(
 def test_retention_never_prefers_a_damaged_newer_one(saved: Path) -> None:
     flip(folder(saved, 6) / "model.safetensors")
     write_checkpoint(saved, Run(0).state(5), keep=1)  # the run fell back to 4 and went on
-    assert find(saved, lambda line: None) == folder(saved, 5)
+    assert find_undamaged(saved, lambda line: None) == folder(saved, 5)
     write_checkpoint(saved, Run(0).state(6), keep=1)  # and overtakes the damaged one
     notes: list[str] = []
-    assert find(saved, notes.append) == folder(saved, 6)
+    assert find_undamaged(saved, notes.append) == folder(saved, 6)
     assert notes == []
 
 
@@ -251,9 +251,9 @@ def test_what_a_killed_save_leaves_is_cleared_up(saved: Path) -> None:
     (half / "model.safetensors").write_bytes(b"half")
     folder(saved, 6).rename(checkpoints / ".step_00000006.old")  # killed between the two renames of a second save
     (checkpoints / ".step_00000004.old").mkdir()  # killed just after them
-    assert find(saved, lambda line: None) == folder(saved, 4)
+    assert find_undamaged(saved, lambda line: None) == folder(saved, 4)
     tidy(saved)
-    assert find(saved, lambda line: None) == folder(saved, 6)
+    assert find_undamaged(saved, lambda line: None) == folder(saved, 6)
     assert not list(checkpoints.glob(".*"))
     tidy(saved / "nowhere")
 
@@ -290,7 +290,7 @@ def test_killed_anywhere_in_a_save_one_whole_checkpoint_is_the_newest(saved: Pat
         copytree(saved / "checkpoints", run / "checkpoints")
         killed = killed_in(lambda: write_checkpoint(run, new, keep=1), run, moment, most)
         tidy(run)
-        found = find(run, pytest.fail)
+        found = find_undamaged(run, pytest.fail)
         assert found is not None and not list((run / "checkpoints").glob(".*"))
         state = Checkpoint(found).read()
         is_new = same(state.model, new.model)
@@ -318,7 +318,7 @@ def test_a_save_that_fails_leaves_the_older_checkpoints(saved: Path) -> None:
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert sorted(p.name for p in (saved / "checkpoints").iterdir()) == [f"step_0000000{n}" for n in (2, 4, 6)]
-    assert find(saved, lambda line: None) == folder(saved, 6)
+    assert find_undamaged(saved, lambda line: None) == folder(saved, 6)
 
 
 def part_of_two(run_dir: Path, rank: int, full: bool) -> str:
@@ -342,7 +342,8 @@ def test_a_part_without_room_ends_the_save_at_once(saved: Path, full: int) -> No
     with ProcessPoolExecutor(2, get_context("fork")) as pool:
         errors = list(pool.map(part_of_two, [saved, saved], [0, 1], [full == 0, full == 1]))
     assert time.monotonic() - begun < 60 and "File too large" in errors[0]
-    assert ("rank 1 cannot write its part" in errors[0]) == bool(full) and find(saved, pytest.fail) == folder(saved, 6)
+    assert ("rank 1 cannot write its part" in errors[0]) == bool(full)
+    assert find_undamaged(saved, pytest.fail) == folder(saved, 6)
     if full:  # else rank 1 may begin its part when rank 0 has given up
         assert not list((saved / "checkpoints").glob(".*"))
 

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from dyad.data.batch import Batch
 from dyad.train.distributed.signals import Stopped
-from dyad.train.run_folder.checkpoint import Checkpoint, find
+from dyad.train.run_folder.checkpoint import Checkpoint, find_undamaged
 from dyad.train.run_schedule import RunSchedule
 from dyad.train.step.loop import Stopwatch, fit
 from dyad.train.tracking.logger import Logger
@@ -47,7 +47,7 @@ def metrics(folder: Path) -> list[dict[str, Any]]:
 
 
 def weights(folder: Path) -> Mapping[str, Tensor]:
-    found = find(folder, print)
+    found = find_undamaged(folder, print)
     assert found is not None
     assert found.name == f"step_{STEPS:08d}"
     return Checkpoint(found).weights()

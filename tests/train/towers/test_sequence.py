@@ -14,7 +14,7 @@ from dyad.data.config import DataConfig, ItemKind
 from dyad.train.config import ModelConfig, RunConfig, Task, TrainConfig
 from dyad.train.context_config import ContextConfig, ContextKind
 from dyad.train.towers.build import build_model
-from dyad.train.towers.sequence import ContextNetwork, OfHistory, SequenceTower, positions
+from dyad.train.towers.sequence import ContextNetwork, HistoryEncoder, SequenceTower, positions
 from dyad.train.towers.tower import Tower
 
 KINDS = pytest.mark.parametrize("kind", [*ContextKind])
@@ -63,7 +63,7 @@ def test_histories_give_the_context_of_their_last_item(kind: ContextKind) -> Non
     numbers = torch.full((3, 5), -1)
     for row, (end, length) in enumerate(zip(ends, LENGTHS, strict=True)):
         numbers[row, :length] = given[end - length + 1 : end + 1]
-    got = OfHistory(of, of.trunk(torch.arange(10)))(numbers)
+    got = HistoryEncoder(of, of.trunk(torch.arange(10)))(numbers)
     torch.testing.assert_close(got, of(given, places=PLACES)[ends], rtol=1e-10, atol=1e-12)
 
 

@@ -76,6 +76,11 @@ def _set_patch_dropout(trunk: Any, share: float | None) -> None:
 
 
 def _open_clip(context: BuildContext) -> ImageParts:
+    """Take the image part of an open_clip model; return (trunk, projection, ImageSpec).
+
+    The ImageSpec is that of the published weights if they list one, else of the model. Raises ConfigError for a model
+    or weights that cannot be loaded, images that are not square, or a trunk that cannot be frozen in part.
+    """
     visual = context.open_clip_model(*context.image_model).visual
     trunk, projection = context.open_clip_parts(visual, context.config.image.frozen, "model.image.unlocked_groups")
     preprocess = trunk.preprocess_cfg
@@ -88,6 +93,12 @@ def _open_clip(context: BuildContext) -> ImageParts:
 
 
 def _timm(context: BuildContext) -> ImageParts:
+    """Build a trunk from a model of timm; return (trunk, projection, ImageSpec).
+
+    The projection is a new linear layer to model.embed_dim, without bias; the identity if that is null. An
+    interpolation other than bilinear becomes bicubic. Raises ConfigError for an unknown model, weights that cannot be
+    loaded, or a model.image.image_size that the model cannot take.
+    """
     import timm  # takes a second
     from timm.data.config import resolve_model_data_config
     from timm.models import group_parameters
@@ -123,8 +134,9 @@ def _timm(context: BuildContext) -> ImageParts:
 def _load_timm(name: str, pretrained: str | None) -> Any:
     """Create the timm model `name` without its classifier.
 
-    pretrained: a file of weights or the tag of published weights; None: random weights. Raises ConfigError for weights
-    that cannot be loaded or lack some of the model's; weights that the model does not have are ignored.
+    pretrained: a file of weights; or, if it has no suffix, the tag of published weights, which are downloaded; None:
+    random weights. Raises ConfigError for weights that cannot be loaded, and for a file that lacks some of the model's
+    weights; weights of the file that the model does not have are ignored.
     """
     import timm
     from timm.models import load_state_dict
@@ -168,6 +180,12 @@ class PooledImage(nn.Module):
 
 
 def _transformers(context: BuildContext) -> ImageParts:
+    """Build a trunk from the image encoder of a model of transformers; return (trunk, projection, ImageSpec).
+
+    The projection is a new linear layer to model.embed_dim, without bias; if that is null, the model's own (CLIP), or
+    the identity. Raises ConfigError without a name, for a model or weights that cannot be loaded or are not complete,
+    and for an image processor that an ImageSpec cannot describe.
+    """
     config, image = context.config, context.config.image
     if (name := context.image_name) is None:
         raise ConfigError("model.image.name is missing: a transformers folder, a published name or pkg:PACKAGE/FOLDER")
@@ -184,7 +202,7 @@ def _transformers(context: BuildContext) -> ImageParts:
             checkpoint_activations(model)
     if image.frozen:
         freeze(encoder, layer_stack(encoder), image.unlocked_groups)
-    spec = _processed(key, processor)
+    spec = _image_spec_of(key, processor)
     if image.image_size not in (None, spec.size):
         if "interpolate_pos_encoding" in inspect.signature(encoder.forward).parameters:
             trunk.options = {"interpolate_pos_encoding": True}
@@ -198,11 +216,12 @@ def _transformers(context: BuildContext) -> ImageParts:
     return trunk, projection, spec
 
 
-def _processed(key: str, processor: Any) -> ImageSpec:
+def _image_spec_of(key: str, processor: Any) -> ImageSpec:
     """Convert the settings of an image processor of transformers to an ImageSpec.
 
     key: the configuration key that names the model, for messages. Raises ConfigError for a processor that an ImageSpec
-    cannot describe, for example one whose images are not square.
+    cannot describe: its images must be resized (bilinear or bicubic), cropped or squashed to squares, and scaled to
+    0..1; normalisation is optional.
     """
     given = processor.to_dict()
     size, crop = dict(given.get("size") or {}), dict(given.get("crop_size") or {})

@@ -50,11 +50,11 @@ class NormalizePixels(nn.Module):
 
 
 class PatchDropout(nn.Module):
-    """Keeps a random share 1 − `prob` of the patches of each image in training, and all patches in evaluation.
+    """Keeps a random share 1 − `prob` of the patches of each image in train() mode, and all patches in eval() mode.
 
-    This is FLIP (Li et al. 2023). Random numbers are drawn on the device of the patches; open_clip's own module draws
-    on the CPU, for which a GPU waits. On a CPU both modules keep the same patches for the same seed. prefix: how many
-    tokens before the patches, such as a class token, always stay.
+    At least one patch stays. This is FLIP (Li et al. 2023). Random numbers are drawn on the device of the patches;
+    open_clip's own module draws on the CPU, for which a GPU waits. On a CPU both modules keep the same patches for the
+    same seed. prefix: how many tokens before the patches, such as a class token, always stay.
     """
 
     def __init__(self, prob: float, prefix: int) -> None:

@@ -27,9 +27,10 @@ class Calibration:
 
     @classmethod
     def of(cls, source: str, logit_scale: Any, logit_bias: Any = None) -> "Calibration | None":
-        """Return a Calibration of scale and bias, each a tensor with one element, a number or None.
+        """Return a Calibration, for cosine similarity, of scale and bias: tensors with one element, numbers or None.
 
-        Returns None if logit_scale is None or a tensor on the meta device.
+        Returns None if logit_scale is None, or is a tensor on the meta device, which has no value. source: as of the
+        class.
         """
         if logit_scale is None or getattr(logit_scale, "is_meta", False):
             return None
@@ -40,7 +41,8 @@ class Calibration:
     def of_run(cls, source: str, weights: Mapping[str, Any], options: ObjectiveOptions) -> "Calibration | None":
         """Return the Calibration of a checkpoint of this program; None if its objective has no temperature.
 
-        weights: the tensors of the checkpoint by name. options: the options of its objective.
+        source: as of the class. weights: the tensors of the checkpoint by name, such as Checkpoint.weights(). options:
+        the options of its objective, which give the similarity and say whether there is a bias.
         """
         bias = weights.get("objective.bias") if options.has_logit_bias else None
         known = cls.of(source, weights.get("objective.logit_scale"), bias)
@@ -55,9 +57,10 @@ class Calibration:
 def exported(name: str, source: str = "") -> tuple[dict[str, Any], Calibration | None]:
     """Return the configuration keys (name → value) and the Calibration in the file SETTINGS of an export of Dyad.
 
-    The Calibration is None if the objective had no temperature. Returns ({}, None) for a model without this file. name:
-    a folder, pkg:PACKAGE/FOLDER or a published model, of which the file is downloaded if the hub's cache lacks it.
-    source: as in Calibration. Raises ConfigError for a damaged file.
+    The keys are dotted, such as "objective.similarity". The Calibration is None if the objective had no temperature.
+    Returns ({}, None) for a model without this file, and for one that cannot be reached. name: a folder,
+    pkg:PACKAGE/FOLDER or a published model, of which the file is downloaded if the hub's cache lacks it. source: as in
+    Calibration. Raises ConfigError for a damaged file, or one of which a link leads out of its folder.
     """
     path = file_of(name, SETTINGS, fetch=True)
     saved = {} if path is None else read_json(path)

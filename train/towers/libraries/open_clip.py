@@ -30,8 +30,8 @@ from dyad.train.towers.libraries.published import (
     check_files,
     check_open_clip,
     explain_errors,
-    of_one_model,
     refuse_code,
+    shared_model_name,
     snapshot,
 )
 from dyad.train.towers.libraries.transformers_model import TransformersModel, load_model
@@ -68,11 +68,11 @@ class MatrixProjection(nn.Module):
 class BuildContext:
     """Holds what the builders of both towers share: the configuration, and models of libraries, each created once.
 
-    load_pretrained=False: create architectures without pretrained weights. image_model, text_model: (name, weights) of
-    each tower's open_clip model. open_clip_model(name, weights) creates this model at the first call with these
-    arguments, and returns the same object at later calls; it raises ConfigError for a model or weights that cannot be
-    loaded. image_name, text_name: the name of each tower's model of transformers, an argument of `transformers_model`;
-    None: not given.
+    load_pretrained=False: create architectures without pretrained weights. image_model, text_model: the arguments
+    (name, weights) of open_clip_model for each tower, as the configuration has them; None: not given.
+    open_clip_model(name, weights) creates this model of open_clip, with an image and a text part, at the first call
+    with these arguments, and returns the same object at later calls; it raises ConfigError for a model or weights that
+    cannot be loaded. image_name, text_name: the argument `name` of transformers_model for each tower; None: not given.
     """
 
     def __init__(self, config: ModelConfig, load_pretrained: bool) -> None:
@@ -86,9 +86,9 @@ class BuildContext:
         self._loaded: dict[tuple[str, bool], TransformersModel] = {}
 
     def transformers_model(self, key: str, name: str, pretrained: bool) -> TransformersModel:
-        """Load a model of transformers; at later calls for the same weights return the same object.
+        """Load a model of transformers; later calls with the same `name` and `pretrained` return the same object.
 
-        Arguments and errors are those of `load_model`.
+        Arguments and errors are those of `load_model` (transformers_model.py).
         """
         if (name, pretrained) not in self._loaded:
             self._loaded[name, pretrained] = load_model(key, name, pretrained)
@@ -99,25 +99,27 @@ class BuildContext:
         """The logit scale and bias in the pretrained weights from which both towers come.
 
         None if the towers come from different models or weights, the weights are random, or they have no logit scale.
-        For a model of transformers, read it after the towers are built.
+        For a model of transformers, read it after the towers are built; before, it is None. For a model of open_clip,
+        reading it creates the model, and raises the errors of open_clip_model.
         """
         kinds, (name, weights) = (self.config.image.kind, self.config.text.kind), self.image_model
         if kinds == (ImageTower.open_clip, TextTower.open_clip) and self.image_model == self.text_model:
-            if not self.load_pretrained or not (weights or ":" in model_name(name)):
+            if not self.load_pretrained or not (weights or ":" in resolve_model_name(name)):
                 return None
             model = self.open_clip_model(name, weights)
             source = f"model.pretrained={weights}" if weights else f"model.name={name}"
             return Calibration.of(source, model.logit_scale, model.logit_bias)
-        loaded = self._loaded.get((of_one_model(self.config) or "", True))
+        loaded = self._loaded.get((shared_model_name(self.config) or "", True))
         return loaded and loaded.calibration
 
     def open_clip_parts(self, trunk: Any, frozen: bool, key: str) -> tuple[Any, nn.Module]:
         """Split one tower of an open_clip model into (trunk without projection, projection).
 
-        trunk: the tower; its projection is removed in place. frozen: whether to freeze the tower except for its last n
-        layer groups, as open_clip counts groups; n is the value of the configuration key `key`. The projection always
-        trains. model.grad_checkpointing is applied too. Raises ConfigError for a tower of which open_clip cannot leave
-        the last groups trainable.
+        trunk: the image or text part of an open_clip model; its projection is removed in place, so call this once. A
+        trunk without projection gives nn.Identity. frozen: whether to freeze the trunk except for its last n layer
+        groups, of which open_clip counts the projection as the last; n is the value of the configuration key `key`,
+        such as "model.image.unlocked_groups". The projection always trains. model.grad_checkpointing is applied too.
+        Raises ConfigError for a trunk that open_clip cannot freeze, KeyError for one of a class not in PROJECTIONS.
         """
         if self.config.grad_checkpointing:
             checkpoint_activations(trunk)
@@ -132,18 +134,22 @@ class BuildContext:
         return trunk, projection.requires_grad_(True)
 
     def open_clip_tokenizer(self) -> Any:
-        """Load the tokenizer of the text tower's open_clip model. Raises ConfigError when it cannot be loaded."""
+        """Load the tokenizer of the text tower's open_clip model: n texts → token ids, int64 (n, context length).
+
+        Files that the hub's cache lacks are downloaded. Raises ConfigError when it cannot be loaded.
+        """
         import open_clip
 
         name, advice = self.text_model[0], "Without a network take a folder that has the tokenizer's files"
-        with explain_errors(f"model.name={name}: its tokenizer", advice), _heard():
-            return open_clip.get_tokenizer(model_name(name), context_length=self.config.text.context_length)
+        with explain_errors(f"model.name={name}: its tokenizer", advice), _refuse_warnings():
+            return open_clip.get_tokenizer(resolve_model_name(name), context_length=self.config.text.context_length)
 
     def open_clip_config(self) -> dict[str, Any] | None:
         """Return the open_clip configuration (model_cfg) of the model that both towers come from.
 
-        An image size and a context length that the user has set replace those of the model, and quick_gelu is set if
-        the published weights need it. Returns None unless both towers come from open_clip models of one name.
+        An image size and a context length that the user has set replace those of the model. quick_gelu is set if the
+        image tower's published weights need it. Returns None unless both towers are of kind open_clip and have models
+        of one name. Raises ConfigError for an unknown model.
         """
         image, text = self.config.image, self.config.text
         kinds = (image.kind, text.kind)
@@ -151,7 +157,7 @@ class BuildContext:
             return None
         import open_clip
 
-        model_cfg = copy.deepcopy(open_clip.get_model_config(model_name(self.image_model[0])))
+        model_cfg = copy.deepcopy(open_clip.get_model_config(resolve_model_name(self.image_model[0])))
         assert model_cfg is not None
         if image.image_size:
             model_cfg["vision_cfg"]["image_size"] = image.image_size
@@ -164,22 +170,27 @@ class BuildContext:
     def _published(self, name: str | None, pretrained: str | None) -> PublishedWeights:
         """Return the PublishedWeights of a model, with quick_gelu=False unless model.activation=published.
 
-        Raises the errors of `check_weights`, but not for missing weights if load_pretrained is False.
+        Arguments are those of open_clip_model. Raises ConfigError as `resolve_model_name` and `published_weights` do,
+        which gets needed=False without load_pretrained.
         """
-        found = check_weights(model_name(name), pretrained, self.load_pretrained)
+        found = published_weights(resolve_model_name(name), pretrained, self.load_pretrained)
         return replace(found, quick_gelu=found.quick_gelu and self.config.activation is Activation.published)
 
     def _create(self, name: str | None, pretrained: str | None) -> Any:
+        """Create an open_clip model, after checks of its files; the function behind open_clip_model.
+
+        Returns a CustomTextCLIP of open_clip, with the modules `visual` and `text`. Raises ConfigError for any other
+        kind of model, and for a model or weights that cannot be loaded.
+        """
         import open_clip
 
-        registered = model_name(name)
+        registered = resolve_model_name(name)
         refuse_code()
         published = self._published(name, pretrained)
         brings_weights = self.load_pretrained and (pretrained is not None or ":" in registered)
         weights = f" with weights '{pretrained}'" if pretrained and self.load_pretrained else ""
-        advice = "Without a network give weights as a .safetensors or .pt file"
-        with explain_errors(f"model.name={name}{weights} cannot be created", advice), _heard(), _without_prefixes():
-            key = f"model.name={name}"
+        key, advice = f"model.name={name}", "Without a network give weights as a .safetensors or .pt file"
+        with explain_errors(f"{key}{weights} cannot be created", advice), _refuse_warnings(), _without_prefixes():
             if registered.startswith("local-dir:"):
                 check_files(key, registered.removeprefix("local-dir:"))
             check_open_clip(key, open_clip.get_model_config(registered), ":" in registered)  # before anything is loaded
@@ -202,13 +213,17 @@ class BuildContext:
         return model
 
 
-def model_name(name: str | None) -> str:
-    """Convert the user's model.name=`name` to the name under which open_clip creates the model.
+def resolve_model_name(name: str | None) -> str:
+    """Return the name under which open_clip creates the model that the user's model.name=`name` means.
 
-    `name` is one of: a model of open_clip.list_models(); the path of an open_clip config .json, which this function
-    registers with open_clip; a folder with open_clip_config.json and weights; hf-hub:ORG/MODEL, which open_clip
-    downloads later; hf-hub:ORG/MODEL@REVISION, which this function downloads; local-dir:FOLDER. Raises ConfigError for
-    any other name, and for None.
+    The result is a model of open_clip.list_models(), "local-dir:FOLDER" or "hf-hub:ORG/MODEL". Models of the last two
+    forms, which alone contain ":", bring their own weights. `name` is one of:
+        a model of open_clip.list_models(), where "/" may stand for "-" (ViT-B/32)
+        the path of an open_clip config .json, which is registered with open_clip here, see `_registered`
+        a folder with open_clip_config.json and weights, whose content is not checked here: local-dir:FOLDER
+        hf-hub:ORG/MODEL and local-dir:FOLDER, which are returned as they are, without a check
+        hf-hub:ORG/MODEL@REVISION, which is downloaded here: local-dir:FOLDER of the hub's cache
+    Raises ConfigError for any other name, for None, for a file that is no open_clip config, and for a failed download.
     """
     if name is None:
         raise ConfigError("model.name is missing: give an open_clip model (ViT-B-32) or an open_clip config .json")
@@ -234,9 +249,10 @@ def model_name(name: str | None) -> str:
 def _registered(path: str) -> str:
     """Register the config .json at `path` with open_clip and return the new model's name: the file name without .json.
 
-    A file of the same name replaces one registered before. A file open_clip_config.json with a model_cfg describes the
-    folder that contains it: it is not registered, and local-dir:FOLDER is returned. Raises ConfigError if the file is
-    no open_clip config.
+    The model replaces one of the same name in this process. A file open_clip_config.json with a model_cfg describes the
+    folder that contains it: it is not registered, and local-dir:FOLDER is returned. A path in configs/ that does not
+    exist in the working folder is looked for in the folder of this program. Raises ConfigError if the file cannot be
+    read or is no open_clip config.
     """
     file = Path(path).expanduser()
     if path.startswith("configs/") and not file.exists():  # of one of our presets, which may run outside a checkout
@@ -259,20 +275,22 @@ def _registered(path: str) -> str:
 class PublishedWeights:
     """Settings that open_clip lists for published weights; weights from a file, and no weights, have the defaults.
 
-    preprocess: those of the keys mean, std, interpolation and resize_mode that open_clip lists for the weights.
-    quick_gelu: whether the weights were trained with QuickGELU.
+    preprocess: those of the keys mean, std, interpolation and resize_mode that open_clip lists for the weights; they
+    replace the model's own. quick_gelu: whether open_clip lists the weights as trained with QuickGELU.
     """
 
     preprocess: dict[str, Any] = field(default_factory=dict)
     quick_gelu: bool = False
 
 
-def check_weights(name: str, pretrained: str | None, needed: bool = True) -> PublishedWeights:
-    """Check that the weights `pretrained` of open_clip's model `name` exist, and return their PublishedWeights.
+def published_weights(name: str, pretrained: str | None, needed: bool = True) -> PublishedWeights:
+    """Return the settings that open_clip lists for the weights `pretrained` of its model `name`.
 
-    name: as `model_name` returns it. pretrained: the path of a weight file, the tag of published weights, or None for
-    no weights. needed=False: do not raise for missing weights. Raises ConfigError for weights that do not exist,
-    weights trained with the other activation (GELU or QuickGELU), or a tag for a model from a folder or the hub.
+    name: as `resolve_model_name` returns it. pretrained: a tag of published weights, or the path of a weight file. A
+    file that exists and None (no weights) give the default settings. needed=False: weights that open_clip does not list
+    give the default settings too. Raises ConfigError for weights that open_clip does not list for `name`, among them
+    weights with GELU for a model NAME-quickgelu; and, whatever `needed` says, for a tag or a missing file if `name` is
+    a folder or a model of the hub, which brings its own weights.
     """
     if pretrained is None or Path(pretrained).expanduser().is_file():
         return PublishedWeights()
@@ -301,11 +319,11 @@ def check_weights(name: str, pretrained: str | None, needed: bool = True) -> Pub
 
 
 @contextmanager
-def _heard() -> Iterator[None]:
+def _refuse_warnings() -> Iterator[None]:
     """Raise ConfigError at the end of the `with` block if open_clip has warned in it, except for EXPECTED warnings.
 
-    Other warnings mean that open_clip has created another model than was asked for. What is logged to the root logger
-    in the block is not shown.
+    Other warnings mean that open_clip has created another model than was asked for. An error raised in the block passes
+    instead. Warnings, and what reaches the root logger, are not shown during the block, whoever gives them.
     """
     lines: list[str] = []
     handler, root = logging.Handler(logging.WARNING), logging.getLogger()
@@ -324,9 +342,10 @@ def _heard() -> Iterator[None]:
 
 @contextmanager
 def _without_prefixes() -> Iterator[None]:
-    """In the `with` block, make open_clip strip WRAPPERS from the beginning of the names of weights that it reads.
+    """In the `with` block, make open_clip strip the prefixes WRAPPERS from the names of weights that it reads.
 
-    open_clip itself strips "module." only.
+    WRAPPERS are "module." and "_orig_mod.", which DDP and torch.compile add; open_clip itself strips "module." only. It
+    replaces a function of open_clip.factory, for all threads.
     """
     from open_clip import factory
 

@@ -67,9 +67,10 @@ def listed(names: Sequence[str]) -> str:
 
 
 def refuse_code() -> None:
-    """Make transformers refuse to run code that comes with a model, without asking; call it before loading a model.
+    """Make transformers raise ValueError for a model that needs code of its own, where it would ask whether to run it.
 
-    By default transformers asks at the terminal, and waits 15 s for the answer.
+    By default transformers asks at the terminal, and waits 15 s for the answer. The setting stays for this process;
+    call it before loading a model. It raises nothing itself, and does not stop a call with trust_remote_code=True.
     """
     from transformers import dynamic_module_utils
 
@@ -98,12 +99,12 @@ def check_open_clip(key: str, model_cfg: Any, brings_weights: bool) -> None:
     the settings of the text model), settings that name another model, and a text model whose config.json
     `check_settings` refuses. key: the configuration key of the model, for messages. model_cfg: the parsed JSON; one
     that is no object passes, as open_clip refuses it. brings_weights: whether the configuration comes from elsewhere,
-    with weights; it must then name no folder of this disk.
+    with weights; it must then name no folder of this disk. The config.json of a text model on the hub is downloaded.
     """
     if not isinstance(model_cfg, dict):
         return  # open_clip raises an error
     check_numbers(key, model_cfg)
-    refuse_leads(key, model_cfg)
+    refuse_model_references(key, model_cfg)
     text = model_cfg.get("text_cfg")
     text = text if isinstance(text, dict) else {}
     named = [str(text[name]) for name in ("hf_model_name", "hf_tokenizer_name") if text.get(name)]
@@ -119,17 +120,18 @@ def check_open_clip(key: str, model_cfg: Any, brings_weights: bool) -> None:
 
 
 def _is_path(name: str) -> bool:
+    """Whether `name` is written as a path or pkg: name, or exists on this disk; else it is a name on the hub."""
     return name.startswith(("/", ".", "~", "pkg:")) or os.path.exists(name)
 
 
-def refuse_leads(where: str, settings: Any) -> None:
+def refuse_model_references(where: str, settings: Any) -> None:
     """Raise ConfigError for settings that name another model: use_pretrained_backbone, or a key of LEADS with a path.
 
     A path is a value with ":" or "/", such as a folder or a model of the hub. where: the file or configuration key that
     the message names. settings: any JSON value, checked recursively.
     """
     for value in settings.values() if isinstance(settings, dict) else settings if isinstance(settings, list) else ():
-        refuse_leads(where, value)
+        refuse_model_references(where, value)
     if isinstance(settings, dict):
         wrong = {
             key: named for key in LEADS if isinstance(named := settings.get(key), str) and re.search("[:/]", named)
@@ -143,8 +145,9 @@ def check_files(key: str, name: str) -> None:
     """Raise ConfigError if a file of the model `name` is not a regular file, or is outside the model's folder.
 
     The files are those of ALLOWED_FILES in a folder, where a link counts as the file that it leads to, and the files of
-    weights and of tokenizers that the model's settings name. Also raises it if these settings are damaged. key: the
-    configuration key of the model, for messages. name: a folder, pkg:PACKAGE/FOLDER or a published model.
+    weights and of tokenizers that the model's settings name. Also raises it if these settings are damaged. Settings of
+    a published model are downloaded; files that do not exist pass. key: the configuration key of the model, for
+    messages. name: a folder, pkg:PACKAGE/FOLDER or a published model.
     """
     folder = Path(location_of(name))
     for pattern in ALLOWED_FILES if folder.is_dir() else ():
@@ -164,6 +167,10 @@ def check_files(key: str, name: str) -> None:
 
 
 def _settings(name: str, file: str) -> dict[str, Any]:
+    """Return the content of a JSON file of the model `name`, see `file_of`; {} if it has none.
+
+    Raises ConfigError for a damaged file, and for one that is no JSON object.
+    """
     path = file_of(name, file, fetch=True)
     found = {} if path is None else read_json(path)
     if not isinstance(found, dict):
@@ -172,7 +179,10 @@ def _settings(name: str, file: str) -> dict[str, Any]:
 
 
 def may_download(config: ModelConfig) -> bool:
-    """Whether building the towers of `config` may download files: it names published weights or a published model."""
+    """Whether building the towers of `config` may download files: it names published weights or a published model.
+
+    A name counts if it is neither a path that exists here nor a pkg: name, even if its files are in the cache.
+    """
     named = [config.pretrained, config.image.pretrained, config.text.pretrained]
     names = config.name, config.image.name, config.text.name
     named += [name for name in names if name and name.startswith("hf-hub:")]
@@ -186,7 +196,8 @@ def may_download(config: ModelConfig) -> bool:
 def location_of(name: str) -> str:
     """Convert a model name pkg:PACKAGE/FOLDER (a folder of an installed package) or ~/FOLDER to a path.
 
-    Any other folder or hub name is returned as it is. Raises ConfigError if the package is not installed.
+    Any other folder or hub name is returned as it is. Whether the folder exists is not checked. Raises ConfigError if
+    the package is not installed.
     """
     if not name.startswith("pkg:"):
         return os.path.expanduser(name)
@@ -215,7 +226,8 @@ def split_revision(name: str) -> tuple[str, str | None]:
 def snapshot(key: str, name: str) -> str:
     """Download the published model 'org/model@commit', unless it is in the hub's cache, and return its local folder.
 
-    key: the configuration key that names the model, for messages. Raises ConfigError when neither hub nor cache has it.
+    Without @commit the newest commit is taken. Only ALLOWED_FILES are downloaded, so no pickles and no code. key: the
+    configuration key that names the model, for messages. Raises ConfigError when neither hub nor cache has it.
     """
     from huggingface_hub import snapshot_download
 
@@ -240,10 +252,11 @@ def file_of(name: str, file: str, fetch: bool) -> Path | None:
     return None if location.startswith(("/", ".")) else _published(*split_revision(location), file, fetch)
 
 
-def is_unknown(name: str, file: str) -> bool:
+def cache_cannot_tell(name: str, file: str) -> bool:
     """Whether `name` is a published model, and the local cache of the Hugging Face hub cannot tell if it has `file`.
 
-    The cache can tell if it holds the file, or a note that the model lacks it. False for a folder or a pkg: name.
+    The cache can tell if it holds the file, or a note that the model lacks it. False for a folder or a pkg: name. The
+    hub is not asked.
     """
     from huggingface_hub import try_to_load_from_cache
 
@@ -255,16 +268,18 @@ def is_unknown(name: str, file: str) -> bool:
 def is_two_tower(name: str) -> bool:
     """Whether config.json of the model `name` has a model_type of TWO_TOWERS: it embeds images and texts, as CLIP does.
 
-    False without a config.json. Raises ConfigError if `check_settings` refuses the file.
+    The file of a published model is downloaded if the cache lacks it. False without a config.json. Raises ConfigError
+    if `check_settings` refuses the file.
     """
     return check_settings(name, file_of(name, "config.json", fetch=True)).get("model_type") in TWO_TOWERS
 
 
-def of_one_model(model: Any) -> str | None:
+def shared_model_name(model: Any) -> str | None:
     """Return the name of the transformers model, such as CLIP or SigLIP, from which both towers and projections come.
 
-    model: a ModelConfig. Returns None if the towers do not come from one such model, or model.embed_dim asks for
-    projections of our own. Raises ConfigError for a config.json that `check_settings` refuses.
+    model: a ModelConfig, or an OmegaConf node of one. Returns None if the towers do not come from one such model, or
+    model.embed_dim asks for projections of our own. The model's config.json is downloaded if the cache lacks it. Raises
+    ConfigError for a config.json that `check_settings` refuses.
     """
     kinds = (str(model.image.kind), str(model.text.kind))
     names = [side.name or model.name for side in (model.image, model.text)]
@@ -324,7 +339,7 @@ def check_settings(key: str, path: Path | None) -> dict[str, Any]:
 
     key: the configuration key of the model, for messages. Raises ConfigError for a damaged file, for quantised weights,
     which cannot be trained, for sizes above our limits (see `check_numbers`), and for settings that name another model
-    (see `refuse_leads`).
+    (see `refuse_model_references`).
     """
     if path is None:
         return {}
@@ -334,7 +349,7 @@ def check_settings(key: str, path: Path | None) -> dict[str, Any]:
     if settings.get("quantization_config"):
         raise ConfigError(f"{key}: {path} has a quantization_config: quantised weights do not train. Take full ones")
     check_numbers(f"{key}: {path}", settings)
-    refuse_leads(f"{key}: {path}", settings)
+    refuse_model_references(f"{key}: {path}", settings)
     return settings
 
 

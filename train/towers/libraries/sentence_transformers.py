@@ -18,7 +18,7 @@ from omegaconf import MISSING, DictConfig, OmegaConf
 from dyad.data.base.errors import ConfigError
 from dyad.train.config import Pooling, Task, TextTower, TrainConfig
 from dyad.train.losses.options.choices import Similarity
-from dyad.train.towers.libraries.published import check_settings, file_of, is_unknown, location_of, read_json
+from dyad.train.towers.libraries.published import cache_cannot_tell, check_settings, file_of, location_of, read_json
 
 # keys that keep the default of the configuration if the folder cannot be used
 LAYERS = ["model.text.lower_case", "model.text.dense"]
@@ -61,7 +61,8 @@ def sentence_folder(name: str, fetch: bool = False) -> SentenceFolder | None:
     """Read the SentenceTransformer settings of the model `name`; return None if it has no modules.json.
 
     name: a folder, pkg:PACKAGE/FOLDER or a published model. fetch: download files of a published model that the local
-    cache of the Hugging Face hub lacks. Raises ConfigError for modules that we do not support, and for damaged files.
+    cache of the Hugging Face hub lacks; without it, a file that the cache lacks counts as not there. Prompts that are
+    no texts are left out. Raises ConfigError for modules that we do not support, a truncate_dim, and damaged files.
     """
     if (path := file_of(name, MODULES, fetch)) is None:
         return None
@@ -126,9 +127,8 @@ def sentence_folder(name: str, fetch: bool = False) -> SentenceFolder | None:
 def folder_of_config(config: TrainConfig | DictConfig, fetch: bool = False) -> SentenceFolder | None:
     """Read the SentenceTransformer settings of the model that `config` names for its text tower.
 
-    Returns None if the text tower is no transformers encoder, or its model has no modules.json. fetch: download files
-    that the local cache of the Hugging Face hub lacks. Raises ConfigError for modules that we do not support, and for
-    damaged files.
+    Returns None if the text tower is no transformers encoder or has no name, or its model has no modules.json. `fetch`
+    and errors are as in `sentence_folder`.
     """
     text = config.model.text
     name = text.name or config.model.name
@@ -188,7 +188,7 @@ def describe_choices(config: TrainConfig) -> Iterator[str]:
 
     The lines name the folder's settings that the run uses and those that the user overrides, and warn of a temperature
     that does not suit the folder's cosine similarity. For a folder or published model whose settings cannot be read,
-    they say why only its transformers encoder is used. Any other model yields nothing.
+    they say why only its transformers encoder is used. Any other model yields nothing. Nothing is downloaded.
     """
     name = config.model.text.name
     try:
@@ -197,7 +197,7 @@ def describe_choices(config: TrainConfig) -> Iterator[str]:
         yield f"model.text.name={name}: only its encoder is taken. {error}"
         return
     if found is None:
-        if name and config.model.text.kind == TextTower.transformers and is_unknown(name, MODULES):
+        if name and config.model.text.kind == TextTower.transformers and cache_cannot_tell(name, MODULES):
             yield (
                 f"model.text.name={name} is taken as a plain encoder: the hub's cache does not know whether it has a "
                 f"{MODULES}, as SentenceTransformers have. Fetch it once: hf download {name} {MODULES}"

@@ -94,7 +94,8 @@ def load_companion(key: str, name: str, companion: str) -> Any:
     """Load the tokenizer or image processor that comes with a model of transformers.
 
     companion: the class of transformers that loads it, "AutoTokenizer" or "AutoImageProcessor". key, name: as in
-    `load_model`. Raises ConfigError when loading fails.
+    `load_model`, which also says what is checked. Files that the hub's cache lacks are downloaded. Raises ConfigError
+    when loading fails.
     """
     import transformers
 
@@ -108,10 +109,12 @@ def load_model(key: str, name: str, pretrained: bool, kind: str = "AutoModel") -
     """Load a model of transformers from `name`: a folder, pkg:PACKAGE/FOLDER or a published model.
 
     key: the configuration key with its value, for messages. pretrained: load the model's weights; else they are random.
-    Weights are float32, except in a block of `weights_in_files`. kind: the class of transformers that loads the model,
-    "AutoModelForCausalLM" for a causal language model. No file of the model can choose code to run, neither a class
-    that comes with the model nor an attention kernel. Raises ConfigError when loading fails, for weights that are a
-    pickle, and for a model that is larger than the machine's memory.
+    Weights are float32, except in a block of `weights_in_files`. Prefixes of WRAPPERS are stripped from their names.
+    Weights that the files lack raise no error here, see TransformersModel.refuse_missing. Files that the hub's cache
+    lacks are downloaded. Turns off the progress bars of transformers for this process. kind: the class of transformers
+    that loads the model, "AutoModelForCausalLM" for a causal language model. No file of the model can choose code to
+    run, neither a class that comes with the model nor an attention kernel. Raises ConfigError when loading fails, for
+    weights that are a pickle, and for a model that is larger than the machine's memory.
     """
     import transformers
 

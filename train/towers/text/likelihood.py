@@ -49,6 +49,7 @@ class Likelihood(Grouped):
         self.encoder = encoder
 
     def encode_group(self, tokens: Tensor) -> Tensor:
+        """Score rows of tokens (b, 1 + L), (b, 1), by one call of the model. Rows are not grouped by length here."""
         starts_b1, ids_bL = tokens[:, :1], tokens[:, 1:]
         is_token = ids_bL != PADDING
         ids_bL = ids_bL.where(is_token, 0)  # no state depends on later tokens

@@ -19,8 +19,8 @@ for variable in ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"):
 def pooled_states(states_bLH: Tensor, mask_bL: Tensor, pooling: Pooling) -> Tensor:
     """Pool the token states (b, L, H) of each row into one state, (b, H): L counts tokens, H is the encoder's width.
 
-    mask_bL: bool, False for padding. pooling: the state of the first token (cls), of the last token (last), or the mean
-    of all tokens (mean).
+    mask_bL: bool, False for padding, with at least one True in each row. pooling: the state of the first token (cls),
+    of the last token (last), or the mean of all tokens (mean).
     """
     if pooling is Pooling.cls:
         return states_bLH[:, 0]

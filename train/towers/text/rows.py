@@ -38,8 +38,11 @@ def text_ends(tokens: Tensor, end: int | None) -> Lengths:
     return ((tokens if end is None else (tokens == end).int()).argmax(1) + 1).cpu().numpy()
 
 
-def sizes_of(places: Lengths) -> Lengths:
-    """Return the number of rows of each sequence, int64. places (n,): the place of each row in its sequence, from 0."""
+def sequence_sizes(places: Lengths) -> Lengths:
+    """Return the number of rows of each of b sequences, int64 (b,) in NumPy.
+
+    places: the place of each row in its sequence, int64 (n,): 0, 1, 2, … for each sequence, one after the other.
+    """
     return np.diff(np.append(np.flatnonzero(places == 0), len(places)))
 
 
@@ -52,7 +55,7 @@ def padded_length(longest: int, limit: int, step: int = LENGTH_STEP) -> int:
 
 
 def index_on(device: torch.device, rows: Sequence[int] | Lengths) -> Tensor:
-    """Return the row indices `rows` as an int64 tensor on `device`. The host does not wait for the device."""
+    """Return row indices of the host as an int64 tensor on `device`. The host does not wait for the device."""
     return torch.as_tensor(rows, dtype=torch.int64).to(device, non_blocking=True)
 
 
@@ -105,7 +108,7 @@ class Grouped(nn.Module, ABC):
     def compile(self, *args: Any, **kwargs: Any) -> None:
         """Compile encode_group in place, for any number of rows and tokens, with further arguments of torch.compile.
 
-        The grouping of rows by length is plain Python and is not compiled.
+        Do not pass `dynamic`, which is True. The grouping of rows by length is plain Python and is not compiled.
         """
         self.encode_group = torch.compile(self.encode_group, *args, dynamic=True, **kwargs)  # pyright: ignore[reportAttributeAccessIssue]
 

@@ -151,8 +151,9 @@ def _full_lengths(tokenizer: Any, texts: list[str], pairs: list[str] | None = No
 class CausalText(Grouped):
     """open_clip's causal TextTransformer, run at the length of its batch in place of the full context length.
 
-    The model pools the state at the end of the text, and no state depends on later tokens, so rows can be cut.
-    open_clip itself runs every text at the full context length, mostly 77 tokens.
+    `cut_to_batch` turns a tower of open_clip into one. The model pools the state at the end of the text, and no state
+    depends on later tokens, so rows can be cut. open_clip itself runs every text at the full context length, mostly 77
+    tokens.
     """
 
     fills = 0
@@ -169,7 +170,8 @@ class CausalText(Grouped):
 class MaskedText(Grouped):
     """open_clip's HFTextEncoder, run at the length of its batch in place of the full context length.
 
-    The encoder masks padding and its pooler is one of MASKED, so padding changes no embedding, and rows can be cut.
+    `cut_to_batch` turns a tower of open_clip into one. The encoder masks padding and its pooler is one of MASKED, so
+    padding changes no embedding, and rows can be cut.
     """
 
     def encode_group(self, tokens: Tensor) -> Tensor:
@@ -203,8 +205,9 @@ def _cut_kind(cut: type[Grouped], kind: type[nn.Module]) -> type[nn.Module]:
 def build_text_tower(context: BuildContext) -> tuple[Tower, Callable[[list[str]], Tensor]]:
     """Build the text tower of an image_text model, and its tokenizer, which gives rows of one fixed length.
 
-    context: the configuration, and the models of libraries that both towers share. Raises ConfigError for an unknown
-    model, or weights that do not exist or do not fit.
+    context: the configuration, and the models of libraries that both towers share. The tokenizer is a function from
+    n texts to int64 (n, L), L the same in all calls: an OpenClipTokenizer, a FixedLengthTokenizer or that of a plugin.
+    Raises ConfigError for an unknown model, weights that do not exist or do not fit, and as `build_text_encoder`.
     """
     config = context.config
     if config.text.kind in OWN_TEXT_TOWERS:
@@ -253,7 +256,7 @@ def build_text_encoder(context: BuildContext) -> tuple[Tower, TextTokenizer]:
     if text.end_token and not ends_texts(tokenizer):
         tokenizer = with_end_token(tokenizer, key)
         end = cast(int, tokenizer.eos_token_id)
-    pad = _padding(tokenizer, tokenizer.padding_side if one_length else "right")
+    pad = _set_padding(tokenizer, tokenizer.padding_side if one_length else "right")
     _set_training(encoder, config)
     width = encoder.config.hidden_size
     if config.embed_dim is not None:
@@ -292,7 +295,10 @@ def build_likelihood(config: ModelConfig, load_pretrained: bool) -> tuple[Tower,
 
 
 def _set_training(encoder: nn.Module, config: ModelConfig) -> None:
-    """Apply model.grad_checkpointing, model.text.frozen and model.text.lora_rank to a text encoder, in place."""
+    """Apply model.grad_checkpointing, model.text.frozen and model.text.lora_rank to a text encoder, in place.
+
+    Raises ConfigError as `add_adapters` (adapters.py).
+    """
     if config.grad_checkpointing:
         checkpoint_activations(encoder)
     if config.text.frozen:
@@ -301,8 +307,8 @@ def _set_training(encoder: nn.Module, config: ModelConfig) -> None:
         add_adapters(encoder, config.text, "model.text")
 
 
-def _padding(tokenizer: Any, side: str) -> int:
-    """Set the padding side of a tokenizer, in place, and its padding token if it has none; return that token's id.
+def _set_padding(tokenizer: Any, side: str) -> int:
+    """Set the padding side of a tokenizer, in place, and a padding token if it has none; return the padding token's id.
 
     side: "left" or "right". A tokenizer without a padding token gets its eos token or another special token, which may
     occur in texts too: only the attention mask marks padding. Raises ConfigError if it has no special token.
