@@ -43,7 +43,7 @@ class RunPlan:
         The first shard is indexed if it is small and has no index. like: a plan with as many devices and the same
         objective, which is not checked. Its measurements of the objective are reused, and those of the towers if the
         section `model`, the precision and the chunks are equal. Raises ConfigError for a model or objective that cannot
-        be built, and with torch before 2.15 for several devices.
+        be built, and with torch before 2.15.
         """
         self.config = config = resolve_classes(config, World())
         self.devices = planned_devices(config)
@@ -176,7 +176,8 @@ class RunPlan:
     def time(self) -> Rows:
         """Return rows with the FLOPs of a pair and of a rank in a step, and how long a step and the run take.
 
-        Computing times are arrays (2,), the least and the most, as the MFU is; NaN if the peak of the device is unknown.
+        Computing times are arrays (2,), the least and the most, as the MFU is; NaN if the peak of the device is
+        unknown.
         """
         towers, b, peak, (mfu, source) = self.towers, self.pairs, self.devices.peak, self._mfu
         forward, backward = towers.forward_flops, towers.backward_flops
@@ -252,7 +253,8 @@ class RunPlan:
 def first_shard(config: TrainConfig) -> str | None:
     """Return the path of the first shard of data.train if it has an index or can be indexed now, else None.
 
-    It can be indexed if it is local and has at most LARGEST_SCAN bytes. Returns None also without data.train, for data of BEIR, and for data that cannot be used.
+    It can be indexed if it is local and has at most LARGEST_SCAN bytes. Returns None also without data.train, for data
+    of BEIR, and for data that cannot be used.
     """
     with suppress(UserError, OSError):
         train = config.data.train

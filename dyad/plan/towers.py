@@ -162,7 +162,7 @@ def embed(tower: nn.Module, inputs: Tensor, dtype: torch.dtype | None) -> Tensor
 
 
 def nbytes(tensors: Iterable[Tensor], multiple: int = 1) -> int:
-    """Return the bytes of tensors, each padded with rows until `multiple` divides its number of rows (first dimension)."""
+    """Return the bytes of tensors, each padded with rows until `multiple` divides its first dimension."""
     sizes = ((tensor.nbytes, tensor.shape[:1].numel()) for tensor in tensors)
     return sum(size // rows * -(-rows // multiple) * multiple for size, rows in sizes)
 
@@ -175,8 +175,8 @@ def free_gradient(parameter: Tensor) -> None:
 def planned_inputs(config: TrainConfig, model: TwoTowerModel, world_size: int, pairs: int) -> tuple[Tensor, Tensor]:
     """Return tensors like the inputs of the x and y towers for `pairs` pairs and their extra items.
 
-    Their shapes and dtypes count, their values mean nothing. Texts have their largest length. With classes, y holds one rank's share of them;
-    world_size: the number of ranks.
+    Their shapes and dtypes count, their values mean nothing. Texts have their largest length. With classes, y holds one
+    rank's share of them; world_size: the number of ranks.
     """
     data, names, items = config.data, config.run.classes or [], pairs + further_items(config, pairs)
     is_qa = config.task is Task.question_passage
