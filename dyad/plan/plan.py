@@ -266,7 +266,7 @@ def first_shard(config: TrainConfig) -> str | None:
 
 
 def counted_samples(config: TrainConfig) -> tuple[float, float]:
-    """Return (samples of an epoch, mean bytes of a sample), by the index of the first shard and the sizes of all shards.
+    """Return (samples of an epoch, mean bytes of a sample), by the index of the first shard and the sizes of all.
 
     If the first shard has no index, one is made and stored. Returns (NaN, NaN) if `first_shard` is None, or a shard
     cannot be read.
