@@ -89,9 +89,9 @@ def run(arguments: Sequence[str], config: TrainConfig) -> Iterator[Finding]:
 def data(config: TrainConfig) -> Iterator[Finding]:
     """Yield findings (lines marked ok or warn, with a fix) on the first and the last file or shard of data.train.
 
-    Checked are its index and its first and last sample; of a streamed shard only the first sample. Not read are tables,
-    and large or remote shards without an index. Of task=sequence all events are read. Yields nothing without
-    data.train. Raises ConfigError or DataError for data that training could not use.
+    Checked are its index and its first and last sample; of a streamed shard only the first sample, of a table only the
+    columns. A large or remote shard without an index is not read. Of task=sequence all events are read. Yields nothing
+    without data.train. Raises ConfigError or DataError for data that training could not use.
     """
     if config.data.train is None:
         return
@@ -129,9 +129,9 @@ def _sequences(config: TrainConfig) -> Iterator[Finding]:
 def _shard(path: str, total: str, config: TrainConfig) -> Iterator[Finding]:
     """Yield findings (lines marked ok or warn) on one shard or file: its index, and its first and last sample.
 
-    Of a streamed shard only the first sample is read. Not read are tables, and large or remote shards without an index.
-    path: the shard. total: text like "3 files", for the messages. Raises DataError, which names shard and sample, for
-    data that training could not use.
+    Of a streamed shard only the first sample is read. Tables, whose columns were checked before, are not read, nor are
+    large or remote shards without an index. path: the shard. total: text like "3 files", for the messages. Raises
+    DataError, which names shard and sample, for data that training could not use.
     """
     if config.data.mode is Mode.stream:
         _check_image(first_of(path), config)

@@ -151,9 +151,10 @@ def _gpus(precision: str) -> Iterator[Finding]:
 
 
 def kernels() -> Iterator[Finding]:
-    """Check that Triton compiles and runs a kernel on the first GPU; it is a warning if not, since others are used.
+    """Check that Triton compiles and runs a kernel on the first GPU; it is a warning if not.
 
-    Without a GPU nothing is yielded. Sets the folders of torch's and Triton's compile caches for this process.
+    The loss takes longer then. Without a GPU nothing is yielded. Sets the folders of torch's and Triton's compile
+    caches for this process.
     """
     if gpu_count():
         import torch

@@ -128,7 +128,7 @@ def _of_files(config: TrainConfig, read: Callable[[str, WrittenSource, TrainConf
 
 
 def _captions(path: str, source: WrittenSource, config: TrainConfig) -> Iterator[str]:
-    """Yield all captions of data.captions at the start of a shard or table of images; samples without one are left out."""
+    """Yield the captions (data.captions) at the start of a shard or table of images; invalid samples are left out."""
     data, table = config.data, _table(path, config)
     if images := table and image_table(table, table_options(data)):
         for row in _first_rows(images.table):

@@ -36,7 +36,7 @@ def dense(
     row_weights: Tensor | None = None,
     column_weights: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Every sum by itself."""
+    """Return the log-sum-exps of all rows and of all columns, each sum by itself; −∞ where nothing is left."""
     s, pairs = x @ y.T, (scale.rows_b[:, None], scale.columns_M) if isinstance(scale, Scales) else (scale, scale)
     of_rows, of_columns = (s * each for each in pairs)
     of_rows = of_rows if column_weights is None else of_rows + column_weights
@@ -51,7 +51,7 @@ def dense(
 
 
 def gradients(rows: Tensor, columns: Tensor, *inputs: Tensor) -> tuple[Tensor, ...]:
-    """Of a sum with uneven weights, empty rows and columns apart."""
+    """Return the gradients of a sum of `rows` and `columns` with uneven weights; −∞ entries do not count."""
     weighted = [
         torch.linspace(0.5, 2.0, len(v), dtype=v.dtype)[v.isfinite()] @ v[v.isfinite()] for v in (rows, columns)
     ]
@@ -60,6 +60,7 @@ def gradients(rows: Tensor, columns: Tensor, *inputs: Tensor) -> tuple[Tensor, .
 
 
 def modulo(b: int, m: int, n: int) -> tuple[Tensor, Tensor]:
+    """Return keys of b rows and m columns, their numbers mod n."""
     return torch.arange(b) % n, torch.arange(m) % n
 
 
