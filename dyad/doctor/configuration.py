@@ -90,8 +90,8 @@ def data(config: TrainConfig) -> Iterator[Finding]:
     """Yield findings (lines marked ok or warn, with a fix) on the first and the last file or shard of data.train.
 
     Checked are its index and its first and last sample; of a streamed shard only the first sample, of a table only the
-    columns. A large or remote shard without an index is not read. Of task=sequence all events are read. Yields nothing
-    without data.train. Raises ConfigError or DataError for data that training could not use.
+    columns. A remote shard without an index is not read, nor one above 256 MiB. Of task=sequence all events are read.
+    Yields nothing without data.train. Raises ConfigError or DataError for data that training could not use.
     """
     if config.data.train is None:
         return
@@ -130,8 +130,8 @@ def _shard(path: str, total: str, config: TrainConfig) -> Iterator[Finding]:
     """Yield findings (lines marked ok or warn) on one shard or file: its index, and its first and last sample.
 
     Of a streamed shard only the first sample is read. Tables, whose columns were checked before, are not read, nor are
-    large or remote shards without an index. path: the shard. total: text like "3 files", for the messages. Raises
-    DataError, which names shard and sample, for data that training could not use.
+    remote shards without an index, and those above 256 MiB. path: the shard. total: text like "3 files", for the
+    messages. Raises DataError, which names shard and sample, for data that training could not use.
     """
     if config.data.mode is Mode.stream:
         _check_image(first_of(path), config)
@@ -164,8 +164,7 @@ def _shard(path: str, total: str, config: TrainConfig) -> Iterator[Finding]:
 
 
 def _refuse(path: str, problems: Sequence[Problem]) -> None:
-    """Raise DataError with the first of `problems`, which a scan found in the shard `path`; do nothing if there are
-    none."""
+    """Raise DataError with the first of `problems`, which a scan found in the shard `path`, if there are any."""
     if problems:
         raise DataError(f"{path}: {problems[0]}. All of it: python -m data check {shlex.quote(path)}")
 

@@ -98,7 +98,7 @@ def _judged(problem: str, speed: float) -> Finding:
     """Return the finding (a line marked ok, warn or fail, with a fix) on NCCL.
 
     problem: why the processes could not form a group, "" if they did. speed: bus bandwidth of their all-reduce in GB/s,
-    0 for a single process; below SLOW it is a warning.
+    0 for a single process; less than 5 is a warning.
     """
     if problem:
         fix = "run with NCCL_DEBUG=WARN for the reason; NCCL_P2P_DISABLE=1 or NCCL_SHM_DISABLE=1 show which path fails"
@@ -117,11 +117,10 @@ def _speed(backend: str, speed: float) -> str:
 
 
 def torchrun(backend: str) -> Iterator[Finding]:
-    """Yield a finding (a line marked ok, warn or fail) on the process group of all processes that torchrun has started;
-    each of them must call it.
+    """Yield a finding (a line marked ok, warn or fail) on the process group of all processes that torchrun has started.
 
-    Rank 0 yields the result. Any other rank yields a finding only if the check fails there. backend: gloo or nccl.
-    RANK, WORLD_SIZE and LOCAL_RANK are read from the environment.
+    Each of these processes must call it. Rank 0 yields the result. Any other rank yields a finding only if the check
+    fails there. backend: gloo or nccl. RANK, WORLD_SIZE and LOCAL_RANK are read from the environment.
     """
     rank, count, local = (int(os.environ[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"))
     _, agreed, speed = (answer := agree(backend, rank, count, "env://", local)).partition(AGREED)
@@ -152,12 +151,13 @@ def main(backend: str, count: int) -> None:
 
 
 def agree(backend: str, rank: int, count: int, address: str, local_rank: int) -> str:
-    """Form a process group of `count` ranks, all-reduce a tensor of ones, and time an all-reduce of BYTES[backend].
+    """Form a process group of `count` ranks, all-reduce a tensor of ones, and time an all-reduce of 16 or 256 MiB.
 
-    All `count` ranks must call it; this process must not be in a process group before. address: the init_method of
-    torch.distributed, such as "tcp://HOST:PORT". local_rank: the GPU of this process, for nccl. Returns the text AGREED
-    and the bus bandwidth in GB/s (as nccl-tests define it: each rank sends and receives 2 (count − 1) / count of the
-    bytes) if the sum is `count`. Otherwise returns the problem in one line, also for an error of torch.distributed.
+    The tensor has 16 MiB for gloo, 256 for nccl. All `count` ranks must call it; this process must not be in a process
+    group before. address: the init_method of torch.distributed, such as "tcp://HOST:PORT". local_rank: the GPU of this
+    process, for nccl. Returns "all agree at" (AGREED) and the bus bandwidth in GB/s (as nccl-tests define it: each rank
+    sends and receives 2 (count − 1) / count of the bytes) if the sum is `count`. Otherwise returns the problem in one
+    line, also for an error of torch.distributed.
     """
     import torch
     import torch.distributed as dist

@@ -199,8 +199,7 @@ def threads() -> Iterator[Finding]:
 def open_files() -> Iterator[Finding]:
     """Yield one finding (a line marked ok, warn or fail, with a fix): whether a process may open enough files.
 
-    Each loader process keeps up to 256 shards (data files) open. It fails below LEAST_FILES, and warns below
-    GOOD_FILES.
+    Each loader process keeps up to 256 shards (data files) open. It fails below 256, and warns below 1,024.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     limit = 1 << 20 if soft == resource.RLIM_INFINITY else soft
@@ -257,7 +256,7 @@ def shared_memory(workers: int, batch_bytes: int, folder: Path = Path("/dev/shm"
 def disk(topic: str, folder: Path, fix: str) -> Iterator[Finding]:
     """Check free space and write permission of `folder`, or of its nearest parent that exists. No file is written.
 
-    It fails without permission or with less than LEAST_DISK bytes, and warns below GOOD_DISK. topic: the name of the
+    It fails without permission or with less than 100 MiB, and warns below 5 GiB. topic: the name of the
     check in its finding. fix: advice on how to choose another folder.
     """
     path = folder.expanduser().absolute()

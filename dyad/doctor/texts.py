@@ -44,7 +44,7 @@ T = TypeVar("T")
 
 
 def cut_texts(config: TrainConfig, tokenize: Any) -> Iterator[Finding]:
-    """Yield a finding on each kind of text in data.train: how many of at most TEXTS texts the text tower would cut.
+    """Yield a finding on each kind of text in data.train: how many of at most 1,000 the text tower would cut.
 
     Kinds are captions, questions, passages and the like. It is a warning if any text is cut. tokenize: the tokenizer of
     the model. Nothing is yielded without data.train, for task=sequence, with a tokenizer without `full_lengths` (that
@@ -111,7 +111,7 @@ def _texts_by_kind(config: TrainConfig) -> Iterator[tuple[str, str | None, list[
 
 
 def _evenly_spaced(texts: Sequence[T]) -> list[T]:
-    """Return at most TEXTS of the texts, evenly spaced from the first to the last."""
+    """Return at most TEXTS (1,000) of the texts, evenly spaced from the first to the last."""
     return [texts[int(i)] for i in np.linspace(0, len(texts) - 1, min(TEXTS, len(texts)))]
 
 
@@ -183,7 +183,7 @@ def _text_rows(path: str, _: WrittenSource, config: TrainConfig) -> Iterator[Pas
 
 
 def _rows(path: str, config: TrainConfig, convert: Callable[[Fields], T]) -> Iterator[T]:
-    """Yield convert(fields) for the rows at the start of a file of texts (HEAD bytes) or of a table (TEXTS rows).
+    """Yield convert(fields) for the rows at the start of a file of texts (4 MiB) or of a table (1,000 rows).
 
     Rows for which it raises BadRow are left out.
     """
@@ -202,7 +202,7 @@ def _table(path: str, config: TrainConfig) -> Table | None:
 
 
 def _first_rows(table: Table) -> Iterator[Fields]:
-    """Yield the rows that can be read among the first TEXTS rows of a table."""
+    """Yield the rows that can be read among the first TEXTS (1,000) rows of a table."""
     yield from (row for _, row in islice(table.rows(), TEXTS) if not isinstance(row, BadRow))
 
 

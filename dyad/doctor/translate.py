@@ -255,7 +255,7 @@ def _augment(job: Translation) -> None:
 def _tracking(job: Translation) -> None:
     """Set the W&B and TensorBoard keys in `job` from open_clip's --report-to.
 
-    Without this flag, W&B is disabled, as in open_clip.
+    Unless the flag names wandb or all, W&B is disabled, as in open_clip.
     """
     services = set(job.text("report-to").split(",")) - {""}
     if not services & {"wandb", "all"}:

@@ -99,10 +99,11 @@ def find_trained(path: str) -> FoundModel:
 
 
 def export_settings(config: TrainConfig, calibration: Calibration | None) -> dict[str, Any]:
-    """Return the JSON object for the file SETTINGS of an export; no file is written.
+    """Return the JSON object for the file dyad.json (SETTINGS) of an export; no file is written.
 
-    Its entries: "keys", configuration key → value for the keys KEPT; "logit_scale", a number or None; "logit_bias",
-    if there is one. calibration: scale and bias of the logits; None if they are unknown.
+    Its entries: "keys", configuration key → value for the keys KEPT (similarity, pooling, prefixes, lengths, title);
+    "logit_scale", a number or None; "logit_bias", if there is one. calibration: scale and bias of the logits; None if
+    they are unknown.
     """
     keys = all_keys(config)
     bias = {} if calibration is None or calibration.logit_bias is None else {"logit_bias": calibration.logit_bias}
@@ -112,10 +113,10 @@ def export_settings(config: TrainConfig, calibration: Calibration | None) -> dic
 def _found_by_keys(task: Task, keys: Mapping[str, Any], folder: str) -> FoundModel:
     """Return the FoundModel of a configuration with this task, objective=clip, the values `keys`, else defaults.
 
-    keys: dotted configuration key → value. folder: where a file SETTINGS is looked for: a folder, or the name of a
-    published model, of which the file is downloaded; "": nowhere. If there is one, its values of the keys KEPT replace
-    those of `keys`, and its scale and bias become the model's calibration. Raises ConfigError for invalid values and a
-    damaged file.
+    keys: dotted configuration key → value. folder: where the file dyad.json of an export is looked for: a folder, or
+    the name of a published model, of which the file is downloaded; "": nowhere. If there is one, its values of the keys
+    KEPT replace those of `keys`, and its scale and bias become the model's calibration. Raises ConfigError for invalid
+    values and a damaged file.
     """
     objective = open_schema(OBJECTIVES["clip"], "objective.")
     schema: Any = OmegaConf.merge(open_schema(TrainConfig), {"task": task.value, "objective": objective})
@@ -129,6 +130,7 @@ def _found_by_keys(task: Task, keys: Mapping[str, Any], folder: str) -> FoundMod
         raise ConfigError(f"{folder}/{SETTINGS} is not of an export of this version: {reason}") from error
 
     def load() -> LoadedModel:
+        """Build the model with its weights; `find_model` sets the source."""
         from dyad.train.towers.build import build_model
 
         model = build_model(config)
@@ -182,12 +184,13 @@ def _sentence_transformer(target: str) -> FoundModel:
 def _dpr(target: str) -> FoundModel:
     """Find the model dpr:`target`, whose towers are question_encoder/ and ctx_encoder/ in the folder `target`.
 
-    Both encoders are pooled by [CLS] and compared by inner product, unless the file SETTINGS says otherwise.
+    Both encoders are pooled by [CLS] and compared by inner product, unless a file dyad.json says otherwise.
     """
     of_dpr = {"model.text.pooling": "cls", "objective.similarity": "dot"}
     question, passage = (_text(f"{target}/{part}", target, **of_dpr) for part in ("question_encoder", "ctx_encoder"))
 
     def load() -> LoadedModel:
+        """Load both encoders, and make them the towers of one model."""
         from dyad.train.towers.tower import TwoTower
 
         x, y = question.load(), passage.load()
@@ -207,7 +210,7 @@ def _sequence(target: str) -> FoundModel:
 def _language_model(target: str) -> FoundModel:
     """Find the model lm:`target`, a causal language model of transformers, a folder or a published name.
 
-    Prompts have at most 192 tokens and answers 64, unless the file SETTINGS of an export says otherwise.
+    Prompts have at most 192 tokens and answers 64, unless dyad.json of an export says otherwise.
     """
     keys = {"model.name": None, "model.embed_dim": None, "model.text.kind": "transformers", "model.text.name": target}
     keys |= {"objective.similarity": "dot", "data.question.length": 192, "data.passage.length": 64}

@@ -58,7 +58,7 @@ def _notes() -> str:
 
 
 def main() -> None:
-    """Run `python -m eval`: read the command line, check it and the data without importing torch, then evaluate.
+    """Run `python -m eval`: read the command line, check it and that the data are there, then evaluate.
 
     Raises ConfigError unless exactly one of run=, checkpoint= and model= is given.
     """

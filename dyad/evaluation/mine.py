@@ -235,8 +235,7 @@ def report_lines(summary: dict[str, Any], data: MiningData) -> Iterator[str]:
 
 
 def training_command(config: TrainConfig, run: Path, mined: Path, corpus: str | None, what: MinedItems | None) -> str:
-    """Return the shell command that continues training from the run's weights, on the mined negatives in the file
-    `mined`.
+    """Return the shell command of a new training from the run's weights, on the mined negatives in the file `mined`.
 
     run: the run folder. corpus: the file of the passages searched; None: the run's own corpus. what: whether
     captions or images were mined as negatives; None: captions, or passages. If the run's objective takes no such

@@ -71,8 +71,8 @@ def build_evaluators(
     NAME is the last part of the entry's path, made unique. The data are opened; new shards are indexed, and tables
     converted, so rank 0 should call it before the other ranks (`rank_0_first`). baselines: further systems to score
     beside the model; evaluators of images support "untrained" only. untrained: returns an Encoder with the model's
-    weights before training; called only for the baseline "untrained", at the first report. Raises ConfigError for an
-    entry that cannot be read, DataError for damaged data.
+    weights before training; called only for the baseline "untrained", by the reports of evaluators. Raises ConfigError
+    for an entry that cannot be read, DataError for damaged data.
     """
     inputs, before = Inputs(config, model, baselines), untrained if Baseline.untrained in baselines else None
     return [replace(entry.kind.build(entry, inputs), untrained=before) for entry in _entries(config)]

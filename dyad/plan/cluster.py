@@ -18,13 +18,13 @@ WITHOUT_BF16 = ("V100", "Tesla T4")
 
 @dataclass(frozen=True)
 class Devices:
-    """The devices of a plan: how many, their name, the bytes of memory of each, and the precision of the towers on
-    them.
+    """The devices of a plan, which are all alike.
 
-    peak: TFLOP/s of dense matrix products in that precision; NaN if unknown. tile: the most rows, and columns, of a
-    tile (block of the matrix of scores), as `tile_size` in train/losses/sums/tiles.py returns. shards: how many ranks
-    share one copy of the weights; 1: every rank has them all. per_node: devices in a node. link: GB/s from a device to
-    the others of its node. network: GB/s from a device to other nodes.
+    count: how many. name: as torch.cuda.get_device_name returns it, or "CPU". memory: bytes of each. precision: of the
+    towers on them. peak: TFLOP/s of dense matrix products in that precision; NaN if unknown. tile: the most rows, and
+    columns, of a tile (block of the matrix of scores), as `tile_size` in train/losses/sums/tiles.py returns. shards:
+    how many ranks share one copy of the weights; 1: every rank has them all. per_node: devices in a node. link: GB/s
+    from a device to the others of its node. network: GB/s from a device to other nodes.
     """
 
     count: int

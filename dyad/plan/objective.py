@@ -54,8 +54,10 @@ class ObjectiveCost(NamedTuple):
     keeps: bool
 
     def kept(self, b: int, B: int) -> int:
-        """Return the bytes of the scores, float32 (b, B), of b rows of a rank and B columns, if they are kept for
-        backward; 0 if they are not."""
+        """Return the bytes of the scores that are kept for backward, float32 (b, B); 0 if they are not kept.
+
+        b: rows of a rank. B: columns, of all ranks.
+        """
         scores = 4 * b * B
         return scores if self.keeps and scores <= KEPT else 0
 

@@ -38,7 +38,7 @@ class RunPlan:
     """
 
     def __init__(self, config: TrainConfig, like: "RunPlan | None" = None) -> None:
-        """Measure the parts of the plan, in seconds: towers on fake tensors, the objective by small steps on the CPU.
+        """Measure towers on fake tensors and the objective by small steps on the CPU; this takes seconds.
 
         The first shard is indexed if it is small and has no index. like: a plan with as many devices and the same
         objective, which is not checked. Its measurements of the objective are reused, and those of the towers if the
@@ -134,7 +134,7 @@ class RunPlan:
     def largest(self) -> Rows:
         """Return rows with the peak memory, whether it fits, and the largest chunk and global batches that fit.
 
-        A largest one is 0 if nothing fits, and at most MOST_PAIRS pairs of a rank.
+        A largest one is 0 if nothing fits, and at most 2²² (MOST_PAIRS) pairs of a rank.
         """
         b, usable, ranks = self.pairs, self._usable, self.devices.count
         peak, batches = self.peak(b, self.chunk), range(1, MOST_PAIRS + 1)
@@ -253,8 +253,8 @@ class RunPlan:
 def first_shard(config: TrainConfig) -> str | None:
     """Return the path of the first shard of data.train if it has an index or can be indexed now, else None.
 
-    It can be indexed if it is local and has at most LARGEST_SCAN bytes. Returns None also without data.train, for data
-    of BEIR, and for data that cannot be used.
+    It can be indexed if it is local and has at most 1 GiB (LARGEST_SCAN). Returns None also without data.train, for
+    data of BEIR, and for data that cannot be used.
     """
     with suppress(UserError, OSError):
         train = config.data.train

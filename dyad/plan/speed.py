@@ -39,8 +39,8 @@ FEW = 16  # images of a batch in that measurement
 def published_mfu(forward_flops: float) -> Span:
     """Return the least and the most model FLOPs utilisation (MFU) that published runs suggest for towers of this size.
 
-    The result is float64 (2,), of a power law through the runs named above. forward_flops: FLOPs of the forward pass of
-    one pair.
+    The result is float64 (2,), of a power law through runs of open_clip and NeMo (see the comment at LEAST).
+    forward_flops: FLOPs of the forward pass of one pair.
     """
     return LEAST * (forward_flops / OF_VIT_B_32) ** GROWTH * np.array([1.0, MOST])
 

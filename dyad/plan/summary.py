@@ -42,7 +42,7 @@ def plan_lines(plan: RunPlan) -> Iterator[str]:
 def summary(plan: RunPlan) -> Rows:
     """Return the rows of "In short": peak memory, the longest part of a step, GPU hours, and changes of one key.
 
-    The changes are the SHOWN ones of `changed_plans` that change the time of a step or its memory most, with both as
+    The changes are the three (SHOWN) of `changed_plans` that change the time of a step or its memory most, with both as
     factors. Measures a plan for each change.
     """
     time, ranks = plan.time(), plan.devices.count

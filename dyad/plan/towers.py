@@ -70,7 +70,7 @@ class FakeTowers:
     """
 
     def __init__(self, config: TrainConfig, devices: Devices, pairs: int, gradients_stay: bool) -> None:
-        """Build the towers and run a chunk of `pairs` pairs, forward and backward, on fake tensors: seconds, no memory.
+        """Build the towers and run a chunk of `pairs` pairs, forward and backward, on fake tensors.
 
         gradients_stay: whether .grad of the weights counts as memory; else each gradient is freed at once. Raises
         ConfigError for a model that cannot be built.
@@ -122,12 +122,12 @@ class FakeTowers:
         self.backward, self.forward_flops, self.backward_flops = measured.peak, flops, repeated
 
     def gathered(self, shards: int) -> tuple[int, int, int]:
-        """Return the bytes of the weights that fully_shard gathers: (in the forward pass of a chunk, in the backward
-        pass of a chunk, once in a step).
+        """Return the bytes of weights that fully_shard gathers: (forward and backward pass of a chunk, once in a step).
 
-        The backward pass skips the frozen layers below the first layer that trains; but the last of these frozen layers
-        is prefetched, and kept for the next chunk. If one tower serves both sides, its layers are gathered for each
-        side, its other weights once. shards: how many ranks share one copy of the weights.
+        The three numbers are for the forward pass, the backward pass, and once in a step. The backward pass skips the
+        frozen layers below the first layer that trains; but the last of these frozen layers is prefetched, and kept for
+        the next chunk. If one tower serves both sides, its layers are gathered for each side, its other weights once.
+        shards: how many ranks share one copy of the weights.
         """
         forward, backward, once = 0, 0, 0
         for tower, sides in Counter(self._towers).items():

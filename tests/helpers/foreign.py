@@ -38,9 +38,12 @@ Embed = Callable[[Tensor], Tensor]  # pixels, uint8 (n, 3, S, S), or token ids (
 
 @dataclass(frozen=True)
 class Foreign:
-    """A model of another library. words: how a run names it. name: how `dyad.load` does. images, texts: what the
-    library computes from pixels and from texts. scale, bias: of its logits. image: size, interpolation, resize, mean
-    and std of its images. length: tokens of its texts."""
+    """A model of another library, and what that library computes with it.
+
+    words: how a run names it. name: how `dyad.load` does. images, texts: functions of the library, from pixels and from
+    texts to embeddings. scale, bias: of its logits. image: size, interpolation, resize, mean and std of its images.
+    length: tokens of its texts.
+    """
 
     words: list[str]
     name: str

@@ -36,7 +36,7 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 
 
 def write_corpus(folder: Path, texts: Sequence[str]) -> Path:
-    """Passages p0, p1, …"""
+    """Write a corpus of the passages p0, p1, … with these texts, and return its path."""
     return write_lines(folder / "corpus.jsonl", [{"docid": f"p{i}", "text": text} for i, text in enumerate(texts)])
 
 

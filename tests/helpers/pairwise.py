@@ -15,8 +15,10 @@ PATHS = ["bounded", "general"]
 
 
 def problem(b: int, m: int, path: str, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor, Tensor]:
-    """x, y and scale with moderate logits. For the general path two coordinates that meet a zero make the norms, and so
-    the bound, huge."""
+    """Return x (b, 6), y (m, 6) and a scale with moderate logits, for one path of log_partition.
+
+    For the general path two coordinates that meet a zero make the norms, and so the bound, huge.
+    """
     generator = torch.Generator().manual_seed(b + m)
     x, y = (torch.randn(n, 6, generator=generator, dtype=torch.float64) for n in (b, m))
     if path == "general":

@@ -113,8 +113,11 @@ def steps(path: Path) -> list[tuple[int, str]]:
 
 
 class Hub(BaseHTTPRequestHandler):
-    """Just enough of W&B's server to begin a run. Then it is silent, or ("drips") answers a byte a second, or it
-    refuses every key from the start, and says which."""
+    """Just enough of W&B's server to begin a run. then: what it does from then on.
+
+    "silent": no answer; "drips": answers a byte a second; "refuses": it refuses every key from the start, and says
+    which.
+    """
 
     protocol_version = "HTTP/1.1"
     then = "silent"

@@ -44,9 +44,10 @@ def class_folders(path: Path) -> list[str]:
 
 
 def class_prompts() -> dict[str, list[str]]:
-    """Return class name → its prompts, in the order of the class indices: open_clip's class names of ImageNet in
-    OpenAI's 80 templates. If two classes have one name, their keys have the class index behind it, as "missile (657)";
-    their prompts do not. Imports open_clip.
+    """Return class name → its prompts, in the order of the class indices, for the 1,000 classes of ImageNet.
+
+    The names are open_clip's, the prompts those names in OpenAI's 80 templates. If two classes have one name, their
+    keys have the class index behind it, as "missile (657)"; their prompts do not. Imports open_clip.
     """
     from open_clip.zero_shot_metadata import IMAGENET_CLASSNAMES, OPENAI_IMAGENET_TEMPLATES
 

@@ -29,16 +29,17 @@ def images(
     named: Callable[[SuiteEntry], tuple[Any, str]] = lambda entry: (entry.target, entry.key),
     **own: Any,
 ) -> SuiteKind:
-    """Return a SuiteKind (how entries KIND:TARGET of one KIND are checked and built) for image_text models and for
-    targets that name shards or tables of images.
+    """Return a SuiteKind for image_text models, whose targets name shards or tables of images.
 
-    Tables are converted to shards when the evaluator is built. build: makes the evaluator of an entry from its opened
-    shards. form: how a target is written, for help texts. named: returns, for an entry, (the shards that it names, in
-    the syntax of data.train; the name of the entry in error messages), and may raise ConfigError. own: options data.*
-    that replace those of the run, for reading the targets and in the `inputs` that `build` gets.
+    A SuiteKind says how entries KIND:TARGET of one KIND are checked, and how their evaluators are built. Tables are
+    converted to shards when the evaluator is built. build: makes the evaluator of an entry from its opened shards.
+    form: how a target is written, for help texts. named: returns, for an entry, (the shards that it names, in the
+    syntax of data.train; the name of the entry in error messages), and may raise ConfigError. own: options data.* that
+    replace those of the run, for reading the targets and in the `inputs` that `build` gets.
     """
 
     def open_and_build(entry: SuiteEntry, inputs: Inputs) -> Evaluator:
+        """Open the shards of an entry, tables as shards, and call `build` with them."""
         from dyad.data.shards.shards import open_shards
 
         prepared = prepared_tables(table_options(replace(entry.data, **own)))
@@ -46,6 +47,7 @@ def images(
         return build(entry, open_shards(parse_sources(*named(entry), tables=prepared)), inputs)
 
     def check(entry: SuiteEntry) -> None:
+        """Raise ConfigError for shards and tables that are missing or invalid; nothing is opened."""
         parse_sources(*named(entry), tables=checked_tables(table_options(replace(entry.data, **own))))
 
     return SuiteKind(Task.image_text, form, check, open_and_build)
