@@ -98,7 +98,7 @@ def find_trained(path: str) -> FoundModel:
     return FoundModel(read_config(run_folder_of(path)), lambda: load_run(*find_run(path)), path)
 
 
-def export_settings(config: TrainConfig, calibration: Calibration | None) -> dict[str, Any]:
+def settings_of(config: TrainConfig, calibration: Calibration | None) -> dict[str, Any]:
     """Return the JSON object for the file dyad.json (SETTINGS) of an export; no file is written.
 
     Its entries: "keys", configuration key → value for the keys KEPT (similarity, pooling, prefixes, lengths, title);

@@ -152,7 +152,7 @@ def export(library: "Library", source: "ExportSource", out: Path) -> float:
     library cannot load the folder, or `out` exists with files that this export does not write, or with a card that was
     changed by hand; AssertionError when the embeddings differ. After an error `out` is as it was before.
     """
-    from dyad.evaluation.load_model import export_settings
+    from dyad.evaluation.load_model import settings_of
     from dyad.export.card import CARD, card, digest, licence
     from dyad.export.library import difference
     from dyad.train.towers.libraries.calibration import SETTINGS
@@ -169,9 +169,7 @@ def export(library: "Library", source: "ExportSource", out: Path) -> float:
             distance = difference(library, temporary, source)
             text = card(library, source, distance, chosen)
             (temporary / CARD).write_text(text, encoding="utf-8")
-            write_json(
-                temporary / SETTINGS, export_settings(source.config, source.calibration) | {"card": digest(text)}
-            )
+            write_json(temporary / SETTINGS, settings_of(source.config, source.calibration) | {"card": digest(text)})
     except OSError as error:
         raise ConfigError(f"out={out} cannot be written: {error.strerror or error}") from error
     return distance
