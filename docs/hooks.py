@@ -11,6 +11,7 @@ ABOVE = ("SECURITY.md", "CONTRIBUTING.md", "CHANGELOG.md", "tests/LAST_PASS.md",
 
 
 def on_files(files: Any, config: Any) -> Any:
+    """Add the files of ABOVE to the pages of the site, with their links into docs/ made relative. MkDocs calls it."""
     from mkdocs.structure.files import File  # pyright: ignore[reportMissingImports]  # in the environment of the site
 
     for name in ABOVE:
@@ -20,5 +21,8 @@ def on_files(files: Any, config: Any) -> Any:
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
-    """Links to a file above docs/ lead one folder less upwards: the site has the file beside the pages."""
+    """Return the text of a page whose links to files of ABOVE lead one folder less upwards. MkDocs calls it.
+
+    The site has these files beside the pages of docs/.
+    """
     return re.sub(rf"\]\(((?:\.\./)*)\.\./({'|'.join(map(re.escape, ABOVE))})", r"](\1\2", markdown)

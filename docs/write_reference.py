@@ -62,18 +62,18 @@ AREAS = {  # of the messages: title → what the folders of tests that meet them
 
 
 def cell(text: Any) -> str:
-    """Return a text for a cell of a Markdown table."""
+    """Return a text for a cell of a Markdown table: on one line, with | and < escaped."""
     return re.sub(r"\s+", " ", str(text)).replace("|", "\\|").replace("<", "&lt;").strip()
 
 
 def table(head: tuple[str, ...], rows: Iterator[tuple[Any, ...]] | list[tuple[Any, ...]]) -> str:
-    """Return a Markdown table."""
+    """Return a Markdown table, which ends with a line break. head: its titles. rows: as many values each."""
     lines = [head, tuple("---" for _ in head), *rows]
     return "\n".join("| " + " | ".join(map(cell, line)) + " |" for line in lines) + "\n"
 
 
 def fenced(text: str, kind: str = "text") -> str:
-    """Return a text as a fenced block."""
+    """Return a text as a fenced Markdown block. kind: the language of the block."""
     return f"```{kind}\n{text.rstrip()}\n```\n"
 
 
@@ -87,7 +87,10 @@ def commands_page() -> str:
 
 
 def help_of(words: list[str]) -> str:
-    """Return what a command prints for --help. words: its name, and the verb."""
+    """Return what a command prints for --help. words: its name, and the verb of `data`.
+
+    The command runs in this process, with sys.argv set for the time.
+    """
     out, arguments = StringIO(), sys.argv
     sys.argv = [f"dyad {words[0]}", *words[1:], "--help"]
     try:
@@ -137,7 +140,7 @@ def objectives_page() -> str:
 
 
 def formula_of(formula: Any) -> type:
-    """Return the class of a formula. formula: "module:Class" below train/losses/objectives, or the class."""
+    """Return the class with a formula. formula: "module:Class", a module below dyad/train/losses/objectives."""
     module, _, name = str(formula).partition(":")
     return getattr(import_module(f"dyad.train.losses.objectives.{module}"), name)
 
@@ -169,7 +172,10 @@ def api_page() -> str:
 
 
 def described(name: str, value: Any) -> Iterator[str]:
-    """Yield the signature of a function, and the docstring of anything."""
+    """Yield Markdown for a public name: the signature of a function, then the docstring.
+
+    Of a dictionary, the table of objectives, its keys are listed.
+    """
     if inspect.isfunction(value):
         node = ast.parse(textwrap.dedent(inspect.getsource(value))).body[0]
         assert isinstance(node, ast.FunctionDef)
@@ -182,12 +188,15 @@ def described(name: str, value: Any) -> Iterator[str]:
 
 
 def doc_of(value: Any) -> str:
-    """Return the docstring of a module, class or function."""
+    """Return the docstring of a module, class or function, without indentation; "" if there is none."""
     return inspect.getdoc(value) or ""
 
 
 def messages_page() -> str:
-    """Return the page of the messages that the tests know. “…” stands for a name, a path or a number."""
+    """Return the page of the messages in tests/messages.txt, by area. “…” stands for a name, a path or a number.
+
+    Messages of five words or fewer are left out.
+    """
     text = (ROOT / "tests/messages.txt").read_text()
     met = re.findall(r"^(\S+)::\S+\n((?:    .*\n)+)", text, re.MULTILINE)
     parts = [f"# Messages\n\n{NOTE}", "“…” stands for a name, a path or a number. Search this page for words.\n"]
@@ -220,7 +229,7 @@ def signs_page() -> str:
 
 
 def _said(template: str) -> str:
-    """Return the words of a sign, with “…” in the place of each number."""
+    """Return the text of a sign of failure, with “…” in place of each {…}, without a full stop."""
     return cell(re.sub(r"\{[^}]*}", "…", template)).removeprefix("…: ").removesuffix(".")
 
 
@@ -256,7 +265,7 @@ def files_page() -> str:
 
 
 def _said_by(path: Path) -> str:
-    """Return the first paragraph of the docstring of a file."""
+    """Return the first paragraph of the docstring of a file as a cell of a table; "" without a docstring."""
     return cell((ast.get_docstring(ast.parse(path.read_text())) or "").split("\n\n")[0])
 
 
@@ -274,7 +283,7 @@ PAGES: dict[str, Callable[[], str]] = {
 
 @cache
 def pages() -> dict[Path, str]:
-    """Return the text of each page, by its path."""
+    """Return path → text for each page. They are made once per process, and not written."""
     return {FOLDER / f"{name}.md": make() for name, make in PAGES.items()}
 
 

@@ -36,7 +36,7 @@ from dyad.eval.config import EvalCommand
 from dyad.eval.encode.embeddings import encode_corpus, identity_of
 from dyad.eval.encode.encoder import Encoder
 from dyad.eval.search.index_spec import Spec
-from dyad.evaluation.load_model import find_model, settings
+from dyad.evaluation.load_model import find_model, settings_of
 from dyad.evaluation.load_run import LoadedModel
 from dyad.evaluation.main import with_eval_options
 from dyad.evaluation.suite import build_evaluators, check_suite
@@ -285,7 +285,7 @@ class Model:
 
         An Index stores it, and `search` compares it.
         """
-        return identity_of(self.loaded.model.towers, json.dumps(settings(self.config, None)))
+        return identity_of(self.loaded.model.towers, json.dumps(settings_of(self.config, None)))
 
     # ---- inside ------------------------------------------------------------------------------------------------------
 

@@ -1,6 +1,7 @@
 """Check a configuration on this machine: its data, model, trackers and run folder. No file is written.
 
-The public functions yield findings, the results of single checks: a line marked ok, warn or fail, with a fix.
+The public functions yield findings, the results of single checks: a line marked ok, warn or fail, with a fix. They
+raise what training would raise; `findings_of` (doctor/main.py) turns that into a finding.
 """
 
 import os
@@ -40,7 +41,7 @@ from dyad.data.shards.shards import Shards
 from dyad.data.shards.sources import ShardSource, WrittenSource, written_sources
 from dyad.data.shards.storage import open_buffered, open_ranges, scheme_of, stat
 from dyad.data.tables.folders import tables_of
-from dyad.doctor.machine import size
+from dyad.doctor.machine import size_text
 from dyad.doctor.texts import cut_texts
 from dyad.run.checks import check_sweep, training_files
 from dyad.run.components import describe_batch_norms
@@ -66,11 +67,11 @@ Wanted = Mapping[str, Sequence[str]]  # kind of file → names, of which one is 
 
 
 def run(arguments: Sequence[str], config: TrainConfig) -> Iterator[Finding]:
-    """Check the configuration as `python -m train` does at its start, and yield a finding (a line marked ok): whether
-    the run is new, resumes or is finished, and its length.
+    """Check the configuration as `python -m train` does at its start, and yield one finding, a line marked ok.
 
-    arguments: the key=value arguments of the command line. Raises ConfigError for a configuration that training
-    refuses, and for a typed key that the run would not read.
+    It says whether the run is new, resumes or is finished, and how long it is. arguments: the key=value arguments of
+    the command line. Raises ConfigError for a configuration that training refuses, for a typed key that the run would
+    not read, and for a run folder of another configuration.
     """
     check_sweep(arguments, [config])
     folder = run_folder(config)
@@ -86,11 +87,11 @@ def run(arguments: Sequence[str], config: TrainConfig) -> Iterator[Finding]:
 
 
 def data(config: TrainConfig) -> Iterator[Finding]:
-    """Yield findings (lines marked ok, warn or fail, with a fix) on the first and the last shard of data.train: their
-    index, and their first and last sample.
+    """Yield findings (lines marked ok or warn, with a fix) on the first and the last file or shard of data.train.
 
-    Of a streamed shard only the first sample is checked, and a large or remote shard without an index is not read.
-    Nothing is yielded without data.train. Raises ConfigError or DataError for data that training could not use.
+    Checked are its index and its first and last sample; of a streamed shard only the first sample, of a table only the
+    columns. A remote shard without an index is not read, nor one above 256 MiB. Of task=sequence all events are read.
+    Yields nothing without data.train. Raises ConfigError or DataError for data that training could not use.
     """
     if config.data.train is None:
         return
@@ -109,11 +110,11 @@ def data(config: TrainConfig) -> Iterator[Finding]:
 
 
 def _sequences(config: TrainConfig) -> Iterator[Finding]:
-    """Open the sequences of data.train, and yield a finding (a line marked ok) with their numbers of steps, users,
-    items and samples.
+    """Read the sequences of data.train, and yield a finding (a line marked ok) with the numbers of events and samples.
 
-    Raises DataError if an event is incomplete, if an item that an event names is missing, or if there are fewer samples
-    than global_batch_size.
+    A sample is a window of events that training predicts in. Raises ConfigError if files or columns are missing;
+    DataError if an event is incomplete, if an item that an event names is missing, or if there are fewer samples than
+    global_batch_size.
     """
     log, _ = open_sequences(config.data, SimpleNamespace(tokenize=None, image=None))
     ahead = OWN if "lengths" in config.objective.takes else NEXT
@@ -126,11 +127,11 @@ def _sequences(config: TrainConfig) -> Iterator[Finding]:
 
 
 def _shard(path: str, total: str, config: TrainConfig) -> Iterator[Finding]:
-    """Yield findings (lines marked ok or warn) on the index of one shard (data file), and on its first and last sample;
-    of a streamed shard on the first only.
+    """Yield findings (lines marked ok or warn) on one shard or file: its index, and its first and last sample.
 
-    A large or remote shard without an index is not read. total: text like "3 files", for the messages. Raises
-    DataError, which names shard and sample, for data that training could not use.
+    Of a streamed shard only the first sample is read. Tables, whose columns were checked before, are not read, nor are
+    remote shards without an index, and those above 256 MiB. path: the shard. total: text like "3 files", for the
+    messages. Raises DataError, which names shard and sample, for data that training could not use.
     """
     if config.data.mode is Mode.stream:
         _check_image(first_sample(path), config)
@@ -155,7 +156,7 @@ def _shard(path: str, total: str, config: TrainConfig) -> Iterator[Finding]:
             yield from _check_rows(found, path, config)
         yield ok("data", f"{path}: {index.samples} samples, indexed, first and last read ({total} in all)")
     elif length > SCANNED or scheme_of(path):
-        yield ok("data", f"{path}: {size(length)}, indexed at the start ({total} in all)")
+        yield ok("data", f"{path}: {size_text(length)}, indexed at the start ({total} in all)")
     else:
         count, findings = _scan(path, config)
         yield from findings
@@ -163,15 +164,16 @@ def _shard(path: str, total: str, config: TrainConfig) -> Iterator[Finding]:
 
 
 def _refuse(path: str, problems: Sequence[Problem]) -> None:
-    """Raise DataError with the first of `problems`, which a scan found in the shard `path`; do nothing if there are
-    none."""
+    """Raise DataError with the first of `problems`, which a scan found in the shard `path`, if there are any."""
     if problems:
         raise DataError(f"{path}: {problems[0]}. All of it: python -m data check {shlex.quote(path)}")
 
 
 def _check_image(sample: ShardSample, config: TrainConfig) -> None:
-    """Raise SampleError if the image of a sample cannot be decoded, or, for task=image_text, if a caption or
-    data.relevance is missing or invalid."""
+    """Raise SampleError if the image of a sample cannot be decoded or has too many pixels (data.max_image_pixels).
+
+    For task=image_text, also if a caption of data.captions or the field data.relevance is missing or invalid.
+    """
     sample.decoded(config.data.image_key, config.data.max_image_pixels)
     if config.task is Task.image_text:
         sample.relevance(config.data.relevance)
@@ -180,10 +182,10 @@ def _check_image(sample: ShardSample, config: TrainConfig) -> None:
 
 
 def _check_rows(rows: Iterable[tuple[dict[str, Any], str]], path: str, config: TrainConfig) -> Iterator[Finding]:
-    """Check rows of a file of texts by `_check_row`; yield a warning if training draws hard negatives and none of the
-    rows has any.
+    """Check rows of a file of texts; yield a warning if training draws hard negatives and none of the rows has any.
 
-    rows: the fields of each row, and its file and line. path: the file, for the warning.
+    rows: the fields of each row, and its file and line. path: the file, for the warning. Raises DataError for an
+    invalid row, as `_check_row` does.
     """
     found, negatives = [_check_row(*row, config) for row in rows], config.data.negatives
     is_drawn = config.task in LISTED and negatives.per_row and NegativeList.mined not in negatives.lists
@@ -196,9 +198,10 @@ def _check_rows(rows: Iterable[tuple[dict[str, Any], str]], path: str, config: T
 def _check_row(fields: dict[str, Any], where: str, config: TrainConfig) -> bool:
     """Check a row of a file of texts, and return whether it has hard negatives that training draws.
 
-    Raises DataError for an invalid row. For task=question_passage, a row in the queries of a folder of BEIR or MS MARCO
-    must be a query, and a row of another file a question with its passages, under the field names that `config` gives.
-    For other tasks, a row must have a text. fields: the row. where: its file and line, which begin the error message.
+    Raises DataError for an invalid row. For task=question_passage and language_model, a row in the queries of a folder
+    of BEIR or MS MARCO (`where` has "queries.") must be a query, and any other row a question with its passages, in one
+    of the formats of question files. For other tasks, a row must have a text. fields: the row. where: its file and
+    line, which begin the error message.
     """
     try:
         if config.task not in LISTED:
@@ -214,10 +217,10 @@ def _check_row(fields: dict[str, Any], where: str, config: TrainConfig) -> bool:
 
 
 def _scan(path: str, config: TrainConfig) -> tuple[int, Sequence[Finding]]:
-    """Read a whole shard that has no index, and check some of its samples; return (number of samples in the shard,
-    findings on the checked ones).
+    """Read a whole shard that has no index, and check its first and last sample, or some rows of a file of texts.
 
-    No index is written. Raises DataError for the first problem.
+    Returns (number of samples in the shard, findings on the checked ones). No index is written. Raises DataError for
+    the first problem of the shard or of a checked sample.
     """
     with open_buffered(path) as stream:
         scan = scan_stream(stream, path)
@@ -230,6 +233,7 @@ def _scan(path: str, config: TrainConfig) -> tuple[int, Sequence[Finding]]:
         return len(scan.samples), ()
 
     def row(i: int) -> tuple[dict[str, Any], str]:
+        """Return the fields of row i and its file and line; raise DataError if it is no JSON."""
         where = f"{path}: {scan.key[i]}"
         try:
             return parse_json(read(scan.offset[i], scan.offset[i] + scan.size[i])), where
@@ -244,12 +248,12 @@ def _scan(path: str, config: TrainConfig) -> tuple[int, Sequence[Finding]]:
 
 
 def model(config: TrainConfig) -> Iterator[Finding]:
-    """Yield findings (lines marked ok, warn or fail, with a fix) on the files of the towers, whether each is on this
-    machine.
+    """Yield findings (lines marked ok, warn or fail, with a fix) on the models that the towers are loaded from.
 
-    If all are, the towers are built without loading weights, and further findings give the number of weights, the texts
-    that are too long for the tower (see `cut_texts`), and the statistics that batch norms use. Raises ConfigError for a
-    model that cannot be built.
+    For each one the finding says whether its files are on this machine; nothing is downloaded. If all are, the towers
+    are built without loading weights, and further findings give the number of weights, settings taken from a
+    SentenceTransformer, texts that are too long for the tower (see `cut_texts`), and the statistics that batch norms
+    use. Raises ConfigError for a model that cannot be built.
     """
     complete = True
     for key, name, wanted in _sources(config):
@@ -285,7 +289,8 @@ def model(config: TrainConfig) -> Iterator[Finding]:
 def _sources(config: TrainConfig) -> Iterator[tuple[str, str, Wanted]]:
     """Yield (key, name, files) for each folder, package or published model that the towers are loaded from.
 
-    key: the configuration key that names it. files: kind of file → file names, of which one is enough. Raises
+    key: the configuration key that names it. name: the folder, package or published name. files: kind of file → file
+    names, of which one is enough. Weights of open_clip in a file of this disk are checked here, and not yielded. Raises
     ConfigError for an unknown open_clip model, for weights that are neither a file nor published, and for a
     model.text.kind that does not suit the task.
     """
@@ -326,7 +331,8 @@ def _sources(config: TrainConfig) -> Iterator[tuple[str, str, Wanted]]:
 def _absent(key: str, name: str, absent: Sequence[str], wanted: Wanted) -> Finding:
     """Return the finding for a model whose files are not all on this machine.
 
-    The finding is a failure for a local folder, and for a published model with HF_HUB_OFFLINE=1; else a warning. key:
+    The finding is a failure for a local folder, and for a published model with HF_HUB_OFFLINE=1; else a warning, as the
+    run would download the files. key:
     the configuration key that names the model. name: the model's folder, package or published name. absent: the kinds
     of files that are missing. wanted: kind of file → file names, of which one is enough. Raises ConfigError if the
     folder or package does not exist, or the name cannot be one on the Hugging Face hub.
@@ -352,8 +358,10 @@ def _absent(key: str, name: str, absent: Sequence[str], wanted: Wanted) -> Findi
 
 
 def tracking(config: TrainConfig) -> Iterator[Finding]:
-    """Yield a finding (a line marked ok): the W&B mode (online, offline, disabled) that a run would choose. Asks no
-    server."""
+    """Yield a finding (a line marked ok): the W&B mode (online, offline, disabled) that a run would choose.
+
+    Asks no server. TensorBoard and plugins are not checked here.
+    """
     mode = wandb_mode(config.tracking)
     more = {Wandb.offline: "; `wandb sync` sends it later", Wandb.disabled: "; with an API key (`wandb login`) online"}
     yield ok("wandb", f"{mode.name}{more.get(mode, '')}")

@@ -26,10 +26,11 @@ SLOW = 5.0  # GB/s: GPUs with less probably communicate by TCP, which gives a wa
 
 
 class ProcessGroup:
-    """Processes that test a backend by an all-reduce. They start on construction; `problem` waits for their result.
+    """Processes on this machine that test a backend by an all-reduce, in an interpreter of their own.
 
-    backend: gloo or nccl. count: the number of processes. Attribute speed: bus bandwidth in GB/s of the slowest
-    process, once `problem` has returned ""; before that 0.
+    They start on construction; the caller must call `problem` once, which waits for them. backend: gloo or nccl. count:
+    the number of processes. Attribute speed: bus bandwidth in GB/s of the slowest process, once `problem` has returned
+    ""; before that, and for a single process, 0.
     """
 
     def __init__(self, backend: str, count: int) -> None:
@@ -46,7 +47,7 @@ class ProcessGroup:
     def problem(self) -> str:
         """Wait for the processes that test the backend; return "" if all of them got the right sum by their all-reduce.
 
-        Otherwise returns the last line of an error, or "no answer".
+        Otherwise returns the last line of an error, or "no answer". After 100 s the processes are killed.
         """
         try:
             output, _ = self._process.communicate(timeout=5 * SECONDS)
@@ -63,10 +64,11 @@ class ProcessGroup:
 
 
 def gloo(group: ProcessGroup) -> Iterator[Finding]:
-    """Yield a finding (a line marked ok, warn or fail, with a fix): whether two processes formed a gloo process group.
+    """Yield a finding (a line marked ok or fail, with a fix): whether two processes formed a gloo process group.
 
-    group: the two processes, already started. They use the network interface that the environment variable
-    GLOO_SOCKET_IFNAME names, or else the one that gloo chooses; the fix names interfaces to try instead.
+    Waits for their result. group: the two processes, already started. They use the network interface that the
+    environment variable GLOO_SOCKET_IFNAME names, or else the one that gloo chooses; the fix names interfaces to try
+    instead.
     """
     problem = group.problem()
     chosen = os.environ.get("GLOO_SOCKET_IFNAME")
@@ -84,16 +86,20 @@ def gloo(group: ProcessGroup) -> Iterator[Finding]:
 
 
 def nccl(group: ProcessGroup) -> Iterator[Finding]:
-    """Yield a finding (a line marked ok or fail, with a fix): whether the processes of `group` formed an NCCL group.
+    """Yield a finding (a line marked ok, warn or fail, with a fix): whether the processes formed an NCCL group.
 
-    group: processes already started, one per GPU: two, or one if the machine has a single GPU.
+    Waits for their result. It is a warning if their all-reduce is slow. group: processes already started, one per GPU
+    of the machine.
     """
     yield _judged(group.problem(), group.speed)
 
 
 def _judged(problem: str, speed: float) -> Finding:
-    """Return the finding (a line marked ok, warn or fail, with a fix) on NCCL. problem: why the processes could not
-    form a group, "" if they did. speed: bus bandwidth of their all-reduce in GB/s, 0 for a single process."""
+    """Return the finding (a line marked ok, warn or fail, with a fix) on NCCL.
+
+    problem: why the processes could not form a group, "" if they did. speed: bus bandwidth of their all-reduce in GB/s,
+    0 for a single process; less than 5 is a warning.
+    """
     if problem:
         fix = "run with NCCL_DEBUG=WARN for the reason; NCCL_P2P_DISABLE=1 or NCCL_SHM_DISABLE=1 show which path fails"
         return fail("nccl", problem, fix)
@@ -103,16 +109,18 @@ def _judged(problem: str, speed: float) -> Finding:
 
 
 def _speed(backend: str, speed: float) -> str:
-    """Return text for a finding: the measured bandwidth and the usual one, or "one process". speed: GB/s, 0 for a
-    single process."""
+    """Return text for a finding: the measured bandwidth and the usual one, or "one process" if speed is 0.
+
+    backend: gloo or nccl. speed: GB/s, 0 for a single process.
+    """
     return f"{BYTES[backend] >> 20} MiB summed at {speed:.3g} GB/s ({USUAL[backend]})" if speed else "one process"
 
 
 def torchrun(backend: str) -> Iterator[Finding]:
-    """Yield a finding (a line marked ok, warn or fail) on the process group of all processes that torchrun has started;
-    each of them must call it.
+    """Yield a finding (a line marked ok, warn or fail) on the process group of all processes that torchrun has started.
 
-    Rank 0 yields the result. Any other rank yields a finding only if the check fails there. backend: gloo or nccl.
+    Each of these processes must call it. Rank 0 yields the result. Any other rank yields a finding only if the check
+    fails there. backend: gloo or nccl. RANK, WORLD_SIZE and LOCAL_RANK are read from the environment.
     """
     rank, count, local = (int(os.environ[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"))
     _, agreed, speed = (answer := agree(backend, rank, count, "env://", local)).partition(AGREED)
@@ -124,7 +132,10 @@ def torchrun(backend: str) -> Iterator[Finding]:
 
 
 def main(backend: str, count: int) -> None:
-    """Import torch, then fork `count` processes, each of which prints the result of `agree`. backend: gloo or nccl."""
+    """Import torch, then fork `count` processes, each of which prints the result of `agree`; wait for them.
+
+    Each forked process returns from this function too, so the caller must end after it. backend: gloo or nccl.
+    """
     import torch.distributed  # noqa: F401
 
     with socket.socket() as free:
@@ -140,12 +151,13 @@ def main(backend: str, count: int) -> None:
 
 
 def agree(backend: str, rank: int, count: int, address: str, local_rank: int) -> str:
-    """Form a process group of `count` ranks, all-reduce a tensor of ones, and time an all-reduce of BYTES[backend].
+    """Form a process group of `count` ranks, all-reduce a tensor of ones, and time an all-reduce of 16 or 256 MiB.
 
-    address: the init_method of torch.distributed, such as "tcp://HOST:PORT". local_rank: the GPU of this process, for
-    nccl. Returns the text AGREED and the bus bandwidth in GB/s (as nccl-tests define it: each rank sends and receives 2
-    (count − 1) / count of the bytes) if the sum is `count`. Otherwise returns the problem in one line, also for an
-    error of torch.distributed.
+    The tensor has 16 MiB for gloo, 256 for nccl. All `count` ranks must call it; this process must not be in a process
+    group before. address: the init_method of torch.distributed, such as "tcp://HOST:PORT". local_rank: the GPU of this
+    process, for nccl. Returns "all agree at" (AGREED) and the bus bandwidth in GB/s (as nccl-tests define it: each rank
+    sends and receives 2 (count − 1) / count of the bytes) if the sum is `count`. Otherwise returns the problem in one
+    line, also for an error of torch.distributed.
     """
     import torch
     import torch.distributed as dist

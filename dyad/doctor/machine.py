@@ -35,7 +35,8 @@ LEAST_FILES, GOOD_FILES = 256, 1024
 def versions() -> Iterator[Finding]:
     """Check the versions of Python and packages: fail if Dyad needs others, warn if requirements.lock has others.
 
-    Another torch than that of requirements.lock gives no warning, if Dyad runs on it: see `torch_found`.
+    Packages that come with torch, and packages that are not installed, are not compared with requirements.lock: see
+    `torch_found`. Without that file, as in a wheel, only what Dyad needs is compared.
     """
     if PROJECT.exists():
         project = tomllib.loads(PROJECT.read_text())["project"]
@@ -86,8 +87,10 @@ def _mismatches(lines: Iterable[str]) -> list[tuple[Requirement, str | None]]:
 
 
 def torch_found() -> Iterator[Finding]:
-    """Yield a finding with the version of torch, its CUDA version and its folder, and with the features of Dyad that
-    need a newer torch."""
+    """Yield one finding (a line marked ok): the version of torch, its CUDA version, its folder, and what it lacks.
+
+    What it lacks are features of Dyad that need a newer torch.
+    """
     import torch
     from torch._C._distributed_c10d import FakeProcessGroup, ProcessGroupGloo
 
@@ -108,7 +111,8 @@ def torch_found() -> Iterator[Finding]:
 def devices(precision: str) -> Iterator[Finding]:
     """Check that torch can use the GPUs, and that `precision` suits the device. If torch can use no GPU, report why.
 
-    precision: auto, fp32, bf16 or fp16; "" if there is no configuration.
+    It fails if the machine has a GPU that torch cannot use, unless CUDA_VISIBLE_DEVICES hides it. precision: auto,
+    fp32, bf16 or fp16; "" if there is no configuration.
     """
     import torch
 
@@ -137,7 +141,7 @@ def _gpus(precision: str) -> Iterator[Finding]:
     built = torch.cuda.get_arch_list()
     for number in range(torch.cuda.device_count()):
         found = torch.cuda.get_device_properties(number)
-        name = f"cuda:{number} {found.name}, {size(found.total_memory)}, sm_{found.major}{found.minor}"
+        name = f"cuda:{number} {found.name}, {size_text(found.total_memory)}, sm_{found.major}{found.minor}"
         if built and not any(arch.startswith(f"sm_{found.major}") for arch in built):
             yield fail("devices", f"{name}: torch {torch.__version__} is built for {', '.join(built)}", INSTALL)
         elif precision == "bf16" and found.major < 8:
@@ -147,7 +151,11 @@ def _gpus(precision: str) -> Iterator[Finding]:
 
 
 def kernels() -> Iterator[Finding]:
-    """Check that Triton compiles and runs a kernel on the first GPU; without a GPU there is nothing to check."""
+    """Check that Triton compiles and runs a kernel on the first GPU; it is a warning if not.
+
+    The loss takes longer then. Without a GPU nothing is yielded. Sets the folders of torch's and Triton's compile
+    caches for this process.
+    """
     if gpu_count():
         import torch
 
@@ -161,7 +169,7 @@ def kernels() -> Iterator[Finding]:
 
 
 def gpu_count() -> int:
-    """Return the number of GPUs that torch can use."""
+    """Return the number of GPUs that torch can use, 0 if it can use none."""
     import torch
 
     from dyad.train.distributed.devices import cuda_usable
@@ -170,7 +178,10 @@ def gpu_count() -> int:
 
 
 def threads() -> Iterator[Finding]:
-    """Yield one finding (a line marked ok or warn): warn if training would start more torch threads than CPU cores."""
+    """Yield one finding (a line marked ok or warn): warn if training would start more torch threads than CPU cores.
+
+    Under torchrun, the threads of all processes of this machine count; the cores are those that this job may use.
+    """
     import torch
 
     usable = min(available_cores(), core_quota())
@@ -188,7 +199,7 @@ def threads() -> Iterator[Finding]:
 def open_files() -> Iterator[Finding]:
     """Yield one finding (a line marked ok, warn or fail, with a fix): whether a process may open enough files.
 
-    Each loader process keeps up to 256 shards (data files) open.
+    Each loader process keeps up to 256 shards (data files) open. It fails below 256, and warns below 1,024.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     limit = 1 << 20 if soft == resource.RLIM_INFINITY else soft
@@ -202,7 +213,7 @@ def open_files() -> Iterator[Finding]:
 
 
 def faiss_kind() -> Iterator[Finding]:
-    """Check that exactly one faiss package is installed, and that it supports the GPU if there is a GPU."""
+    """Check that exactly one faiss package is installed, else fail; warn if there is a GPU that it does not support."""
     names = sorted({each.name for each in metadata.distributions() if str(each.name).startswith("faiss")})
     kind = "gpu" if gpu_count() else "cpu"
     install = INSTALL_EXTRA.format(kind)
@@ -221,19 +232,20 @@ def faiss_kind() -> Iterator[Finding]:
 
 
 def shared_memory(workers: int, batch_bytes: int, folder: Path = Path("/dev/shm")) -> Iterator[Finding]:
-    """Check that the free shared memory holds the batches that the loader processes prepare.
+    """Check that the free shared memory holds the batches that the loader processes prepare: twice batch_bytes.
 
-    workers: the number of loader processes. batch_bytes: bytes of one batch, 0 if unknown. folder: where shared memory
-    is mounted; nothing is checked if it does not exist.
+    It fails if it does not, and warns if it is small and the need is unknown. workers: the number of loader processes.
+    batch_bytes: bytes of one batch, 0 if unknown. folder: where shared memory is mounted; nothing is checked if it does
+    not exist.
     """
     if not folder.is_dir():
         return
     free = shutil.disk_usage(folder).free
     needed = 2 * batch_bytes * (workers > 0)
-    shown = f"{size(free)} free"
+    shown = f"{size_text(free)} free"
     fix = "docker run --shm-size=8g (or --ipc=host), mount -o remount,size=8g /dev/shm, or data.workers=0"
     if free < max(needed, LEAST_SHARED):
-        wanted = f"; {workers} workers want up to {size(needed)}" if needed else ""
+        wanted = f"; {workers} workers want up to {size_text(needed)}" if needed else ""
         yield fail(str(folder), f"{shown}{wanted}: loader processes die with a bus error", fix)
     elif not needed and free < GOOD_SHARED:
         yield warn(str(folder), f"{shown}: too little for loaders of large batches", fix)
@@ -242,14 +254,15 @@ def shared_memory(workers: int, batch_bytes: int, folder: Path = Path("/dev/shm"
 
 
 def disk(topic: str, folder: Path, fix: str) -> Iterator[Finding]:
-    """Check free space and write permission of `folder`, or of its nearest parent that exists.
+    """Check free space and write permission of `folder`, or of its nearest parent that exists. No file is written.
 
-    topic: the name of the check in its finding. fix: advice on how to choose another folder.
+    It fails without permission or with less than 100 MiB, and warns below 5 GiB. topic: the name of the
+    check in its finding. fix: advice on how to choose another folder.
     """
     path = folder.expanduser().absolute()
     path = next(parent for parent in (path, *path.parents) if parent.exists())
     free = shutil.disk_usage(path).free
-    shown = f"{folder}: {size(free)} free"
+    shown = f"{folder}: {size_text(free)} free"
     if not os.access(path, os.W_OK):
         yield fail(topic, f"{folder}: {path} cannot be written", fix, ExitCode.CONFIG)
     elif free < LEAST_DISK:
@@ -260,7 +273,7 @@ def disk(topic: str, folder: Path, fix: str) -> Iterator[Finding]:
         yield ok(topic, shown)
 
 
-def size(count: float) -> str:
+def size_text(count: float) -> str:
     """Return `count` bytes as text with a fitting unit, e.g. "512 MiB"."""
     for unit in ("bytes", "KiB", "MiB", "GiB"):
         if count < 1024:

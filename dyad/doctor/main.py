@@ -33,7 +33,10 @@ USUAL_SIDE = 224  # pixels of an image, where the configuration does not say it
 
 
 def main() -> None:
-    """Run `python -m train.doctor`: print help, translate an open_clip command line, or check this machine and exit."""
+    """Run `python -m train.doctor`: print help, translate an open_clip command line, or check this machine.
+
+    A check ends in SystemExit with the code of `report`. Raises ConfigError for a line that cannot be translated.
+    """
     arguments = sys.argv[1:]
     if {"-h", "--help"} & set(arguments):
         print(HELP)
@@ -48,7 +51,8 @@ def main() -> None:
 def report(all_findings: Iterable[Finding], as_json: bool) -> int:
     """Print every finding (the result of one check) as soon as it is known, without duplicates, then a summary.
 
-    as_json: print one JSON list instead. Returns the exit code: 0, or the smallest exit code of the failures.
+    as_json: print one JSON list instead, at the end and without a summary. Returns the exit code: 0, or the smallest
+    exit code of the failures; warnings do not count.
     """
     findings: dict[str, Finding] = {}  # by text, as several checks may find the same file missing
     for finding in all_findings:
@@ -69,7 +73,9 @@ def run_checks(arguments: Sequence[str]) -> Iterator[Finding]:
     """Run all checks of the machine and of the run, and yield their findings.
 
     arguments: key=value settings for `python -m train`; without any, only the machine is checked. An invalid
-    configuration gives one failure with its error message, and the checks of the run are left out.
+    configuration gives one failure with its error message, and the checks of the run are left out. Under torchrun each
+    process must call it: all check their process group, and the other checks are those of rank 0 alone. Elsewhere, two
+    processes for gloo, and one per GPU for NCCL, are started at the beginning, and waited for at the end.
     """
     config = None
     if arguments:
@@ -81,42 +87,43 @@ def run_checks(arguments: Sequence[str]) -> Iterator[Finding]:
             yield fail("words", str(error), code=ExitCode.CONFIG)
     gpus = machine.gpu_count()
     if "RANK" in os.environ:  # torchrun has started one doctor for each process of a run
-        yield from found("ranks", group.torchrun, "nccl" if gpus else "gloo")
+        yield from findings_of("ranks", group.torchrun, "nccl" if gpus else "gloo")
         if os.environ["RANK"] != "0":
             return
     groups = [(group.gloo, group.ProcessGroup("gloo", 2))]  # they import torch while the rest is checked
     if gpus:
         groups.append((group.nccl, group.ProcessGroup("nccl", gpus)))
     yield ok("checkout", str(machine.ROOT))
-    yield from found("packages", machine.versions)
-    yield from found("torch", machine.torch_found)
-    yield from found("devices", machine.devices, config.precision.name if config else "")
-    yield from found("kernels", machine.kernels)
-    yield from found("threads", machine.threads)
-    yield from found("faiss", machine.faiss_kind)
-    yield from found("/dev/shm", machine.shared_memory, *_loaders(config))
-    yield from found("open files", machine.open_files)
+    yield from findings_of("packages", machine.versions)
+    yield from findings_of("torch", machine.torch_found)
+    yield from findings_of("devices", machine.devices, config.precision.name if config else "")
+    yield from findings_of("kernels", machine.kernels)
+    yield from findings_of("threads", machine.threads)
+    yield from findings_of("faiss", machine.faiss_kind)
+    yield from findings_of("/dev/shm", machine.shared_memory, *_loaders(config))
+    yield from findings_of("open files", machine.open_files)
     runs = Path(config.run.dir if config else "runs")
-    yield from found("run.dir", machine.disk, "run.dir", runs, "run.dir=FOLDER elsewhere")
+    yield from findings_of("run.dir", machine.disk, "run.dir", runs, "run.dir=FOLDER elsewhere")
     cache = Path(os.environ.get("HF_HOME") or os.environ.get("XDG_CACHE_HOME") or "~/.cache")
-    yield from found("cache", machine.disk, "cache", cache, "set HF_HOME or XDG_CACHE_HOME to a folder elsewhere")
+    yield from findings_of("cache", machine.disk, "cache", cache, "set HF_HOME or XDG_CACHE_HOME to a folder elsewhere")
     if config is not None:
         from dyad.doctor import configuration
 
-        yield from found("data", configuration.data, config)
-        yield from found("model", configuration.model, config)
-        yield from found("wandb", configuration.tracking, config)
-        yield from found("run", configuration.run, arguments, config)
+        yield from findings_of("data", configuration.data, config)
+        yield from findings_of("model", configuration.model, config)
+        yield from findings_of("wandb", configuration.tracking, config)
+        yield from findings_of("run", configuration.run, arguments, config)
     elif not arguments:
         yield ok("run", "not looked at: python -m train.doctor experiment=emoji looks at its data and model too")
     for check, started in groups:
-        yield from found(started.backend, check, started)
+        yield from findings_of(started.backend, check, started)
 
 
-def found(topic: str, check: Callable[..., Iterable[Finding]], *arguments: Any) -> Iterator[Finding]:
-    """Yield the findings of `check(*arguments)`; if it raises, yield a failure with the reason instead.
+def findings_of(topic: str, check: Callable[..., Iterable[Finding]], *arguments: Any) -> Iterator[Finding]:
+    """Yield the findings of `check(*arguments)`; if it raises an Exception, yield a failure with the reason instead.
 
-    topic: the name of the check in that failure. A UserError keeps its message and exit code.
+    Findings before the error are yielded too. topic: the name of the check in that failure. A UserError keeps its
+    message and exit code; another error gets the code of a failure of the machine.
     """
     try:
         yield from check(*arguments)
@@ -127,9 +134,10 @@ def found(topic: str, check: Callable[..., Iterable[Finding]], *arguments: Any) 
 
 
 def _loaders(config: TrainConfig | None) -> tuple[int, int]:
-    """Return (number of data loader processes, bytes of the images in one rank's batch).
+    """Return (number of data loader processes of a rank, bytes of the images in one rank's batch).
 
-    Both are 0 without a configuration. The second is 0 for a task without images.
+    Both are 0 without a configuration. The second is 0 for a task without images; images of unknown size count as 224
+    pixels wide, and hard negative images count.
     """
     if config is None:
         return 0, 0

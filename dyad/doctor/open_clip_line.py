@@ -22,8 +22,8 @@ VARIABLE = re.compile(r"\$\{?(\w+)\}?")
 class Launch:
     """How the open_clip command line starts its processes: by which launcher, and how many.
 
-    scheduler: "torchrun", "slurm" or "none". nodes: number of machines. per_node: processes on each machine, one per
-    GPU. address: host name of the first machine, "" if unknown.
+    scheduler: "torchrun", "slurm" (srun), or "none" for plain python. nodes: number of machines. per_node: processes on
+    each machine, one per GPU. address: host name of the first machine, "" if unknown.
     """
 
     scheduler: str
@@ -49,8 +49,10 @@ def read_line(line: str, gpus: int | None) -> tuple[Launch, dict[str, list[str]]
     """Parse an open_clip command line, or a script that contains one.
 
     gpus: the number of GPUs on all machines, None to read it from the line. Returns three things: the launcher with its
-    numbers of machines and processes; flag → its values; and the names of shell variables that occur in the arguments
-    and are not set in this environment. Raises ConfigError for a line that cannot be parsed, and for an unknown flag.
+    numbers of machines and processes; flag without dashes → its values, [] for a switch; and the names of shell
+    variables in the arguments that are not set in this environment, and whose names stand in place of their values.
+    Variables that are set are expanded. Raises ConfigError for a line that cannot be parsed, for an unknown flag, and
+    for a number of GPUs that is missing or does not fit.
     """
     launcher, text = _split(line)
     arguments = os.path.expandvars(text)
@@ -62,7 +64,9 @@ def read_line(line: str, gpus: int | None) -> tuple[Launch, dict[str, list[str]]
 def _split(line: str) -> tuple[str, str]:
     """Split a command or script at the open_clip program: return the text before it (the launcher) and its arguments.
 
-    Arguments alone have the launcher "". Raises ConfigError if there is no open_clip program.
+    Arguments alone have the launcher "". Of a script, the launcher is the line with the program, up to the program, and
+    the arguments go on over lines that end with a backslash or begin with a dash. Raises ConfigError if there is no
+    open_clip program.
     """
     text = re.sub(r"\\\s*\n", " ", line)
     if (found := PROGRAM.search(text)) is None:
@@ -83,10 +87,10 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _parse(text: str) -> dict[str, list[str]]:
-    """Parse the arguments of open_clip, up to the end of the shell command, into flag → its values.
+    """Parse the arguments of open_clip, up to the end of the shell command, into flag without dashes → its values.
 
-    As in open_clip, a unique prefix of a flag stands for it. Raises ConfigError for unknown flags, a line each, and for
-    an argument that belongs to no flag.
+    As in open_clip, a unique prefix of a flag stands for it. Raises ConfigError for unknown flags, a line each, for an
+    argument that belongs to no flag, for a flag without its value, and for an open quote.
     """
     parser = _Parser(add_help=False, argument_default=argparse.SUPPRESS)
     for name in sorted(flags.ALL):
@@ -118,7 +122,8 @@ def _launch(launcher: str, script: str, gpus: int | None) -> Launch:
     """Read the number of machines and processes from the options of the launcher, for srun also from #SBATCH lines.
 
     launcher: the text before the program. script: the whole line or script. gpus: the number of GPUs on all machines,
-    None to read it from the options. Raises ConfigError if the number of GPUs is missing or does not fit the machines.
+    None to read it from the options; with plain python that is 1. If gpus is given and the machines are not, they are
+    taken to have 8 GPUs each. Raises ConfigError if the number of GPUs is missing or does not fit the machines.
     """
     slurm = "srun" in launcher
     header = re.findall(r"^#SBATCH\s+(\S.*?)\s*$", script, re.MULTILINE) if slurm else []
@@ -142,7 +147,8 @@ def _launch(launcher: str, script: str, gpus: int | None) -> Launch:
 def _option(text: str, names: Iterable[str]) -> int | None:
     """Return the integer value of the first of the options `names` that `text`, a launcher's command, sets.
 
-    Returns None if `text` sets none of these options to an integer.
+    names: options without dashes, in the order in which they are looked for; "-" also stands for "_". Of values such
+    as gpu:a100:4, the number at the end is taken. Returns None if `text` sets none of these options to an integer.
     """
     patterns = (name.replace("-", "[-_]") for name in names)
     found = (re.search(rf"(?:^|\s)--?{name}(?:=|\s+)(?:[\w-]+:)*(\d+)", text) for name in patterns)

@@ -44,23 +44,26 @@ T = TypeVar("T")
 
 
 def cut_texts(config: TrainConfig, tokenize: Any) -> Iterator[Finding]:
-    """Yield a finding on each kind of text in data.train, such as captions, questions and passages: how many of at most
-    TEXTS texts are longer than the text tower takes. It is a warning if any is.
+    """Yield a finding on each kind of text in data.train: how many of at most 1,000 the text tower would cut.
 
-    tokenize: the tokenizer of the model. Nothing is yielded without data.train, for task=sequence, with a tokenizer
-    that does not count (that of a plugin), and for data that cannot be read, which the check of the data reports.
+    Kinds are captions, questions, passages and the like. It is a warning if any text is cut. tokenize: the tokenizer of
+    the model. Nothing is yielded without data.train, for task=sequence, with a tokenizer without `full_lengths` (that
+    of a plugin), and for data that cannot be read, which the check of the data reports.
     """
     if config.data.train is None or config.task is Task.sequence or not hasattr(tokenize, "full_lengths"):
         return
     with suppress(UserError, OSError):
-        for word, key, texts in _kinds(config):
+        for word, key, texts in _texts_by_kind(config):
             if texts:
                 yield _finding(word, key, texts, config, tokenize)
 
 
 def _finding(word: str, key: str | None, texts: Sequence[Rendered], config: TrainConfig, tokenize: Any) -> Finding:
-    """Return the finding on the texts of one kind. word: what they are. key: the configuration key with the largest
-    number of tokens; None: that of the tower."""
+    """Return the finding on the texts of one kind: a warning if one of them is longer than the tower takes.
+
+    word: what they are, such as "captions". key: QUESTIONS or PASSAGES, the configuration key with the most tokens;
+    None: the tower's own number. texts: (text, None), or (title, text) of a passage that is read as a pair.
+    """
     pairs = [second for _, second in texts if second is not None]
     firsts = [first for first, _ in texts]
     counts = tokenize.full_lengths(firsts, pairs) if pairs else tokenize.full_lengths(firsts)
@@ -86,31 +89,37 @@ def _finding(word: str, key: str | None, texts: Sequence[Rendered], config: Trai
 # The texts of each task -----------------------------------------------------------------------------------------------
 
 
-def _kinds(config: TrainConfig) -> Iterator[tuple[str, str | None, list[Rendered]]]:
-    """Yield (word, key, texts as the tokenizer gets them) for each kind of text that the towers of the run read. word
-    and key: as in `_finding`."""
+def _texts_by_kind(config: TrainConfig) -> Iterator[tuple[str, str | None, list[Rendered]]]:
+    """Yield (word, key, texts as the tokenizer gets them) for each kind of text that the towers of the run read.
+
+    word, key and texts are as in `_finding`; at most TEXTS texts of a kind. Raises UserError or OSError for data that
+    cannot be read.
+    """
     data = config.data
     if config.task is Task.image_text:
-        yield "captions", None, [(text, None) for text in _some(_of_files(config, _captions))]
+        yield "captions", None, [(text, None) for text in _evenly_spaced(_of_files(config, _captions))]
     elif config.task in LISTED:
         found = _of_files(config, _listed)
         questions = [text for text in found if isinstance(text, Question)]
         passages = [text for text in found if isinstance(text, Passage)]
         passages += [passage for file in _corpus(config) for passage in _rows(file, config, passage_of)]
         words = ("prompts", "answers") if config.task is Task.language_model else ("questions", "passages")
-        yield words[0], QUESTIONS, [text.rendered(data.question) for text in _some(questions)]
-        yield words[1], PASSAGES, [text.rendered(data.passage) for text in _some(passages)]
+        yield words[0], QUESTIONS, [text.rendered(data.question) for text in _evenly_spaced(questions)]
+        yield words[1], PASSAGES, [text.rendered(data.passage) for text in _evenly_spaced(passages)]
     elif config.data.items is ItemKind.texts:
-        yield "texts", PASSAGES, [text.rendered(data.passage) for text in _some(_of_files(config, _single))]
+        yield "texts", PASSAGES, [text.rendered(data.passage) for text in _evenly_spaced(_of_files(config, _text_rows))]
 
 
-def _some(texts: Sequence[T]) -> list[T]:
-    """Return at most TEXTS of the texts, evenly spaced."""
+def _evenly_spaced(texts: Sequence[T]) -> list[T]:
+    """Return at most TEXTS (1,000) of the texts, evenly spaced from the first to the last."""
     return [texts[int(i)] for i in np.linspace(0, len(texts) - 1, min(TEXTS, len(texts)))]
 
 
 def _of_files(config: TrainConfig, read: Callable[[str, WrittenSource, TrainConfig], Iterator[T]]) -> list[T]:
-    """Return what `read` yields for the first and the last file of data.train."""
+    """Return what `read` yields for the first file of the first source of data.train and the last of the last.
+
+    read: gets the path of the file, its source, and the configuration.
+    """
     written = written_sources(config.data.train or "", "data.train")
     ends = list[tuple[str, WrittenSource]]()
     for end, source in ((0, written[0]), (-1, written[-1])):
@@ -119,6 +128,7 @@ def _of_files(config: TrainConfig, read: Callable[[str, WrittenSource, TrainConf
 
 
 def _captions(path: str, source: WrittenSource, config: TrainConfig) -> Iterator[str]:
+    """Yield the captions (data.captions) at the start of a shard or table of images; invalid samples are left out."""
     data, table = config.data, _table(path, config)
     if images := table and image_table(table, table_options(data)):
         for row in _first_rows(images.table):
@@ -131,7 +141,10 @@ def _captions(path: str, source: WrittenSource, config: TrainConfig) -> Iterator
 
 
 def _listed(path: str, source: WrittenSource, config: TrainConfig) -> Iterator[Question | Passage]:
-    """Yield the questions of a file, or prompts, and the passages that are in its rows and that training draws from."""
+    """Yield the questions (or prompts) of a file, and the passages in its rows that training draws from.
+
+    They have the prefixes of the source. Passages that rows name by id are not yielded: `_corpus` returns their files.
+    """
     data = config.data
     names = ["positives", *[name for name in data.negatives.lists if data.negatives.per_row]]
 
@@ -150,7 +163,10 @@ def _listed(path: str, source: WrittenSource, config: TrainConfig) -> Iterator[Q
 
 
 def _corpus(config: TrainConfig) -> list[str]:
-    """Return the first and the last file of the passages that rows of data.train name by id; [] if there is none."""
+    """Return the first and the last file of the passages that rows of data.train name by id; [] if there is none.
+
+    They are those of data.passage.corpus, or else the corpora of BEIR or MS MARCO folders.
+    """
     files = [corpus_of(local_path(each.path)) for each in written_sources(config.data.train or "", "data.train")]
     if value := config.data.passage.corpus:
         files = corpus_files(value, "data.passage.corpus", checked_tables(TableOptions()))
@@ -158,7 +174,8 @@ def _corpus(config: TrainConfig) -> list[str]:
     return [*dict.fromkeys([*found[:1], *found[-1:]])]
 
 
-def _single(path: str, _: WrittenSource, config: TrainConfig) -> Iterator[Passage]:
+def _text_rows(path: str, _: WrittenSource, config: TrainConfig) -> Iterator[Passage]:
+    """Yield the texts of a file in which each row has one text. The second argument is not used."""
     return _rows(path, config, text_of)
 
 
@@ -166,8 +183,10 @@ def _single(path: str, _: WrittenSource, config: TrainConfig) -> Iterator[Passag
 
 
 def _rows(path: str, config: TrainConfig, convert: Callable[[Fields], T]) -> Iterator[T]:
-    """Yield convert(fields) for the first rows of a file of texts or of a table. Rows for which it raises BadRow are
-    left out."""
+    """Yield convert(fields) for the rows at the start of a file of texts (4 MiB) or of a table (1,000 rows).
+
+    Rows for which it raises BadRow are left out.
+    """
     options, table = table_options(config.data), _table(path, config)
     for row in _first_rows(table) if table else ():
         with suppress(BadRow):
@@ -178,18 +197,21 @@ def _rows(path: str, config: TrainConfig, convert: Callable[[Fields], T]) -> Ite
 
 
 def _table(path: str, config: TrainConfig) -> Table | None:
-    """Return the table at `path`; None for a shard or file of rows, which `_samples` reads."""
+    """Return the (first) table at `path`; None for a URL, and for a shard or file of rows, which `_samples` reads."""
     return None if scheme_of(path) else next(iter(tables_of(path, config.data.columns)), None)
 
 
 def _first_rows(table: Table) -> Iterator[Fields]:
-    """Yield the rows that can be read among the first TEXTS rows of a table."""
+    """Yield the rows that can be read among the first TEXTS (1,000) rows of a table."""
     yield from (row for _, row in islice(table.rows(), TEXTS) if not isinstance(row, BadRow))
 
 
 def _samples(path: str, most: int) -> Iterator[tuple[str, dict[str, bytes], Callable[[], tuple[list[str], bool]]]]:
-    """Yield the samples that are whole in the first `most` bytes of a shard or file of rows: (key, members as suffix →
-    bytes, a function that returns the columns of a table of rows, as `header` does)."""
+    """Yield (key, members, columns) for each sample that is whole in the first `most` bytes of a shard or file of rows.
+
+    members: suffix → bytes. columns: a function that returns what `header` does of the first line, the columns of a
+    file whose rows are lines with separators.
+    """
     head = open_ranges(path)(0, min(stat(path).size, most))
     scan = scan_stream(BufferedReader(BytesIO(head)), path)  # a sample that the end cuts is a problem, and left out
     if isinstance(scan, Scan):

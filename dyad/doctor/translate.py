@@ -25,12 +25,12 @@ COOLDOWN = ("epochs-cooldown", "lr-cooldown-end", "lr-cooldown-power")
 
 
 def translate(line: str, gpus: int | None = None) -> Translation:
-    """Translate the open_clip command `python -m open_clip_train.main …`, alone, under torchrun or in a SLURM script,
-    to a Dyad command.
+    """Translate an open_clip command to a Dyad command; str() of the result is that command, with notes as comments.
 
-    gpus: the number of GPUs on all machines, if the line does not give it. Raises ConfigError for a flag that open_clip
-    does not know, for a flag that changes the training and has no key, and for a command that does not train an image
-    and a text tower. The message has a line for each of the first five reasons.
+    line: `python -m open_clip_train.main …`, alone, under torchrun or in a SLURM script, or the flags alone. gpus: the
+    number of GPUs on all machines, if the line does not give it. Raises ConfigError for a flag that open_clip does not
+    know, for a flag that changes the training and has no key, and for a command that does not train an image and a text
+    tower. The message has a line for each of the first five reasons. The values of keys are not checked: `run` does.
     """
     launch, given, unset = read_line(line, gpus)
     job = Translation(launch, given)
@@ -79,9 +79,10 @@ def _data(job: Translation) -> None:
 def _shards(job: Translation, flag: str) -> str:
     """Return the path of the shards for open_clip's data flag `flag`, "train-data" or "val-data".
 
-    A table (.csv, .tsv) is its own path; columns that are given become data.columns. A source that is a shell pipe
-    (pipe:…) that reads a URL becomes this URL. Each source of "train-data" gets its upsampling factor as its weight:
-    both say how often its samples are drawn, relative to the other sources.
+    A table (.csv, .tsv) is its own path; columns that are given become data.columns. A shell pipe (pipe:…) that reads a
+    URL becomes this URL. Each source of "train-data" gets its upsampling factor as its weight, path@factor: both say
+    how often its samples are drawn, relative to the other sources. Raises ConfigError unless there is one factor above
+    0 for each source.
     """
     path = job.text(flag)
     if re.search(r"\.[ct]sv$", path) or job.text("dataset-type") == "csv":
@@ -106,7 +107,8 @@ def _length(job: Translation) -> None:
     """Set the keys global_batch_size, chunk_size (with --accum-freq above 1), and the length of the run in `job`.
 
     The length is the key `steps` if the steps per epoch are known, else the key `epochs`. In the first case and
-    with --val-data, --imagenet-val or --imagenet-v2, eval.every is set too.
+    with --val-data, --imagenet-val or --imagenet-v2, eval.every is set too. Raises ConfigError for a value that is no
+    whole number.
     """
     per_gpu, every, epochs = job.number("batch-size"), job.number("accum-freq"), job.number("epochs")
     job.set("global_batch_size", per_gpu * every * job.world_size, implied="batch-size" not in job.given)
@@ -182,8 +184,9 @@ def _batch_norm(job: Translation) -> None:
 def _optimiser(job: Translation) -> None:
     """Set the optimiser, the learning rate schedule and its cooldown in `job`, from open_clip's flags.
 
-    For models that are no ViT, beta2 and eps get open_clip's defaults, if no flag gives them.
-    Refuses an optimiser that is neither AdamW nor timm's. Raises ConfigError for one of timm's without --lr, and for a
+    Must run after `_direct`, whose optim.beta1, beta2 and eps it moves to optim.options for an optimiser of timm. For
+    models that are no ViT, beta2 and eps get open_clip's defaults, if no flag gives them. Refuses an optimiser that is
+    neither AdamW nor timm's, and --momentum without timm. Raises ConfigError for one of timm's without --lr, and for a
     cooldown whose number of steps is unknown.
     """
     _, is_timm, name = job.text("opt").lower().rpartition("timm/")
@@ -252,7 +255,7 @@ def _augment(job: Translation) -> None:
 def _tracking(job: Translation) -> None:
     """Set the W&B and TensorBoard keys in `job` from open_clip's --report-to.
 
-    Without this flag, W&B is disabled, as in open_clip.
+    Unless the flag names wandb or all, W&B is disabled, as in open_clip.
     """
     services = set(job.text("report-to").split(",")) - {""}
     if not services & {"wandb", "all"}:
@@ -266,8 +269,9 @@ def _tracking(job: Translation) -> None:
 def _direct(job: Translation) -> None:
     """Set the keys of those open_clip flags that need no computation, by the tables KEYS and SWITCHES.
 
-    The tables are in open_clip_flags.py. Flags with the value "none" are left out; missing flags get open_clip's
-    default where ours differs. Add a note for a locked (frozen) tower, because Dyad still trains its projection.
+    The tables are in train/cli/open_clip_flags.py. Flags with the value "none" are left out; missing flags get
+    open_clip's default where ours differs. Add a note for a locked (frozen) tower, because Dyad still trains its
+    projection.
     """
     for flag, key in flags.KEYS.items():
         value = job.text(flag)
@@ -288,10 +292,11 @@ RULES = (_data, _direct, _model, _batch_norm, _length, _checkpoints, _optimiser,
 
 
 def run(arguments: Sequence[str]) -> Translation:
-    """Run `python -m train.doctor translate`: translate the command line in `arguments`.
+    """Translate the open_clip command line in `arguments`, and check that training takes the result; print nothing.
 
-    arguments: the open_clip line, as one string or split at its spaces, and optionally gpus=N. Raises ConfigError
-    if there is no line, a line that cannot be translated, or one with values that no run takes.
+    arguments: those of `python -m train.doctor translate`: the open_clip line, as one string or split at its spaces,
+    and optionally gpus=N. Raises ConfigError if there is no line, a line that cannot be translated, or one with values
+    that no run takes. Files need not exist.
     """
     numbers = [word for word in arguments if re.fullmatch(r"gpus=\d+", word)]
     line = [word for word in arguments if word not in numbers]

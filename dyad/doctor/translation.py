@@ -17,7 +17,7 @@ NUMBER = re.compile(r"[-+]?\d*\.?\d+(?:[eE][-+]?\d+)?")
 
 @dataclass
 class Translation:
-    """An open_clip command and the Dyad command that replaces it, built step by step by the functions in RULES.
+    """An open_clip command and the Dyad command that replaces it, built by the functions RULES of translate.py in turn.
 
     launch: the processes that the command starts. given: flag without dashes → its values in the open_clip command.
     keys: key → value for `python -m train`, a text or a list of texts. notes: lines for the user. implied: key →
@@ -34,7 +34,7 @@ class Translation:
 
     @property
     def arguments(self) -> list[str]:
-        """Return the keys translated from the open_clip command line, as key=value arguments for `python -m train`."""
+        """The keys translated from the open_clip command line, as key=value arguments for `python -m train`."""
         return [f"{key}={as_argument(value)}" for key, value in self.keys.items()]
 
     def __str__(self) -> str:
@@ -43,15 +43,15 @@ class Translation:
 
     @property
     def world_size(self) -> int:
-        """Return the number of processes that the open_clip command line starts on all machines; each has one GPU."""
+        """The number of processes that the open_clip command line starts on all machines; each has one GPU."""
         return self.launch.nodes * self.launch.per_node
 
     @property
     def steps_per_epoch(self) -> int | None:
-        """Return the optimiser steps per epoch as open_clip counts them for shards.
+        """The optimiser steps per epoch as open_clip counts them for shards; None if they are unknown.
 
-        open_clip rounds batches up so that every loader worker has the same number of them. Returns None if the
-        open_clip command line has --dataset-type csv or lacks --train-num-samples.
+        open_clip rounds batches up so that every loader worker has the same number of them. They are unknown with
+        --dataset-type csv and without --train-num-samples. Raises ConfigError for a flag that is no whole number.
         """
         if "train-num-samples" not in self.given or self.text("dataset-type") == "csv":
             return None
@@ -62,8 +62,8 @@ class Translation:
     def text(self, flag: str) -> str:
         """Return the values of an open_clip flag on the command line being translated, joined by spaces.
 
-        If the command line lacks the flag: returns open_clip's default value if the table DEFAULTS lists one (it lists
-        those that differ from our defaults), else "".
+        flag: without dashes. If the command line lacks it: returns open_clip's default value if the table DEFAULTS of
+        train/cli/open_clip_flags.py lists one (it lists those that differ from our defaults), else "".
         """
         return " ".join(self.given[flag]) if flag in self.given else flags.DEFAULTS.get(flag, "")
 
@@ -80,7 +80,8 @@ class Translation:
     def set(self, key: str, value: object, implied: bool = False) -> None:
         """Set the Dyad configuration key `key` to `value` in the translation of an open_clip command line.
 
-        implied: whether the value is a default of open_clip, and not from a flag on the command line.
+        An earlier value is replaced. value: a list stays one, anything else becomes text. implied: whether it is a
+        default of open_clip, and not from a flag on the command line.
         """
         self.keys[key] = value if isinstance(value, list) else str(value)
         self.implied[key] = implied
@@ -90,8 +91,11 @@ class Translation:
         self.notes.append(f"{self._shown(flag)}: {text}")
 
     def drop(self, names: Iterable[str], why: str) -> None:
-        """For each open_clip flag of `names` that is on the command line and has no effect in it, remove the key that
-        was set from the flag, and add a note. why: the text of the notes."""
+        """Remove the keys that were set from the open_clip flags `names`, and add a note for each such flag.
+
+        Flags that are not on the command line are skipped. For flags that have no effect in this command line. why: the
+        text of the notes.
+        """
         for flag in sorted(self.given.keys() & {*names}):
             self.keys.pop(flags.KEYS.get(flag, ""), None)
             self.note(flag, why)
@@ -105,8 +109,10 @@ class Translation:
             self.note(flag, f"{prefix}{texts[flag]}")
 
     def refuse(self, flag: str, why: str) -> None:
-        """Refuse an open_clip flag that changes the training and has no Dyad key: add a line to `refused`. why: the
-        reason to show."""
+        """Refuse an open_clip flag that changes the training and has no Dyad key: add a line to `refused`.
+
+        Nothing is raised here: `translate` raises after all rules. why: the reason to show.
+        """
         self.refused.append(f"{self._shown(flag)}: not here, and it changes what is learned: {why}. Or leave it out")
 
     def _shown(self, flag: str) -> str:

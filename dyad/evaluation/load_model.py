@@ -1,8 +1,8 @@
 """Find a model by its name: the model of a run, of an export folder, or of another library.
 
 `find_model` returns the model's configuration before its weights are loaded. FORMS lists the forms of a name, also for
---help. An export folder contains the file SETTINGS, which holds the settings that the files of the export format cannot
-hold.
+--help. An export folder contains the file SETTINGS (dyad.json, see train/towers/libraries/calibration.py), with the
+settings that the other files of the export format have no place for.
 """
 
 from collections.abc import Callable, Mapping
@@ -48,8 +48,9 @@ model= is one of, each with the weights, prompts and lengths that it brings:
 class FoundModel:
     """A model that has been found and is not loaded yet.
 
-    load: builds the model in this process and loads its weights; raises ConfigError or DataError. trained: the path of
-    the run or checkpoint that holds the model; None for a model of another library or an export.
+    load: builds the model in this process, on the CPU, and loads its weights; may download them; raises ConfigError or
+    DataError. trained: the path of the run or checkpoint that holds the model, as the user wrote it; None for a model
+    of another library or an export.
     """
 
     config: TrainConfig
@@ -57,7 +58,10 @@ class FoundModel:
     trained: str | None = None
 
     def load_on_all(self, world: "World") -> LoadedModel:
-        """Load the model on every rank. Every rank must call it; an error on one rank is raised on all."""
+        """Load the model on every rank. Every rank must call it; a UserError on one rank is raised on all.
+
+        If weights may have to be downloaded, the first rank of each machine loads before the others.
+        """
         from dyad.train.distributed.agreement import node_first, raise_on_all
         from dyad.train.towers.libraries.published import may_download
 
@@ -67,8 +71,12 @@ class FoundModel:
 
 
 def find_model(name: str) -> FoundModel:
-    """Find the model `name`, written in one of the forms that the help text FORMS lists. Raises ConfigError for a name
-    or folder that is no model."""
+    """Find the model `name`, written in one of the forms that the help text FORMS lists, and read its configuration.
+
+    Of a published model, small files such as config.json may be downloaded; weights are not. The `source` of the model
+    in results will be `name`, and that of a run its checkpoint folder. Raises ConfigError for a name or folder that is
+    no model, and for settings that are damaged or not supported.
+    """
     (kind, colon, target), folder = name.partition(":"), Path(name).expanduser()
     if colon and kind in KINDS:
         found = KINDS[kind][0](target)
@@ -82,24 +90,33 @@ def find_model(name: str) -> FoundModel:
 
 
 def find_trained(path: str) -> FoundModel:
-    """Find the model of a run folder, of a checkpoint folder, or of RUN@best. Raises ConfigError if there is none."""
+    """Find the model of a run folder (its newest checkpoint), of a checkpoint folder, or of RUN@best.
+
+    The checkpoint is chosen when the model is loaded. Raises ConfigError for a path that is none of these, and for a
+    config.yaml that is no configuration of this version.
+    """
     return FoundModel(read_config(run_folder_of(path)), lambda: load_run(*find_run(path)), path)
 
 
-def settings(config: TrainConfig, calibration: Calibration | None) -> dict[str, Any]:
-    """Return the content of the file SETTINGS of an export, with "keys", configuration key → value for the keys KEPT,
-    "logit_scale", and if there is one "logit_bias". calibration: scale and bias; None if they are unknown."""
+def settings_of(config: TrainConfig, calibration: Calibration | None) -> dict[str, Any]:
+    """Return the JSON object for the file dyad.json (SETTINGS) of an export; no file is written.
+
+    Its entries: "keys", configuration key → value for the keys KEPT (similarity, pooling, prefixes, lengths, title);
+    "logit_scale", a number or None; "logit_bias", if there is one. calibration: scale and bias of the logits; None if
+    they are unknown.
+    """
     keys = all_keys(config)
     bias = {} if calibration is None or calibration.logit_bias is None else {"logit_bias": calibration.logit_bias}
     return {"keys": {key: keys[key] for key in KEPT}, "logit_scale": calibration and calibration.logit_scale, **bias}
 
 
-def _found(task: Task, keys: Mapping[str, Any], folder: str) -> FoundModel:
+def _found_by_keys(task: Task, keys: Mapping[str, Any], folder: str) -> FoundModel:
     """Return the FoundModel of a configuration with this task, objective=clip, the values `keys`, else defaults.
 
-    keys: dotted configuration key → value. folder: the folder or the published name of the model, which the hub is
-    asked for; "" for none. If it has a file SETTINGS, values of the keys KEPT there replace those of `keys`, and its
-    scale and bias become the model's calibration. Raises ConfigError for invalid values and a damaged file.
+    keys: dotted configuration key → value. folder: where the file dyad.json of an export is looked for: a folder, or
+    the name of a published model, of which the file is downloaded; "": nowhere. If there is one, its values of the keys
+    KEPT replace those of `keys`, and its scale and bias become the model's calibration. Raises ConfigError for invalid
+    values and a damaged file.
     """
     objective = open_schema(OBJECTIVES["clip"], "objective.")
     schema: Any = OmegaConf.merge(open_schema(TrainConfig), {"task": task.value, "objective": objective})
@@ -113,6 +130,7 @@ def _found(task: Task, keys: Mapping[str, Any], folder: str) -> FoundModel:
         raise ConfigError(f"{folder}/{SETTINGS} is not of an export of this version: {reason}") from error
 
     def load() -> LoadedModel:
+        """Build the model with its weights; `find_model` sets the source."""
         from dyad.train.towers.build import build_model
 
         model = build_model(config)
@@ -122,43 +140,57 @@ def _found(task: Task, keys: Mapping[str, Any], folder: str) -> FoundModel:
 
 
 def _open_clip(target: str) -> FoundModel:
+    """Find the model open_clip:`target`, where `target` is NAME@WEIGHTS, a folder, or hf-hub:ORG/NAME.
+
+    Raises ConfigError without WEIGHTS, unless the target is a folder or on the hub, which bring their own.
+    """
     name, at, weights = target.partition("@")
     folder = target.removeprefix("local-dir:")
     if target.startswith("hf-hub:") or Path(folder).expanduser().is_dir():
-        return _found(Task.image_text, {"model.name": target}, folder)
+        return _found_by_keys(Task.image_text, {"model.name": target}, folder)
     if not at:
         raise ConfigError(f"open_clip:{name}: say which weights, open_clip:{name}@FILE or @TAG of published ones")
-    return _found(Task.image_text, {"model.name": name, "model.pretrained": weights}, "")
+    return _found_by_keys(Task.image_text, {"model.name": name, "model.pretrained": weights}, "")
 
 
 def _text(name: str, folder: str | None = None, **keys: Any) -> FoundModel:
-    """Return the FoundModel of the transformers model `name` for questions and passages. If the model has the file
-    modules.json of sentence-transformers, the file sets pooling, prompts and lengths.
+    """Return the FoundModel of the transformers model `name` as encoder of questions and passages.
 
-    folder: the export folder that contains the model, by default `name`. keys: further configuration keys → values.
+    If the model has the file modules.json of sentence-transformers, the file sets pooling, prompts and lengths. folder:
+    the export folder that contains the model, by default `name`. keys: further configuration keys → values.
     """
     own = {"model.name": None, "model.embed_dim": None, "model.text.kind": "transformers", "model.text.name": name}
-    return _found(Task.question_passage, own | keys, folder or name)
+    return _found_by_keys(Task.question_passage, own | keys, folder or name)
 
 
 def _transformers(target: str) -> FoundModel:
+    """Find the model hf:`target` of transformers: a CLIP or SigLIP as image and text towers, any other as text encoder.
+
+    Downloads config.json of a published model.
+    """
     if not is_two_tower(target):
         return _text(target)
     both = dict.fromkeys(("model.image.kind", "model.text.kind"), "transformers")
-    return _found(Task.image_text, {"model.name": target, "model.embed_dim": None, **both}, target)
+    return _found_by_keys(Task.image_text, {"model.name": target, "model.embed_dim": None, **both}, target)
 
 
 def _sentence_transformer(target: str) -> FoundModel:
+    """Find the SentenceTransformer st:`target`; may download modules.json, and raises ConfigError if there is none."""
     if sentence_folder(target, fetch=True) is None:
         raise ConfigError(f"st:{target} is no SentenceTransformer, it has no modules.json. Plain encoders: hf:{target}")
     return _text(target)
 
 
 def _dpr(target: str) -> FoundModel:
+    """Find the model dpr:`target`, whose towers are question_encoder/ and ctx_encoder/ in the folder `target`.
+
+    Both encoders are pooled by [CLS] and compared by inner product, unless a file dyad.json says otherwise.
+    """
     of_dpr = {"model.text.pooling": "cls", "objective.similarity": "dot"}
     question, passage = (_text(f"{target}/{part}", target, **of_dpr) for part in ("question_encoder", "ctx_encoder"))
 
     def load() -> LoadedModel:
+        """Load both encoders, and make them the towers of one model."""
         from dyad.train.towers.tower import TwoTower
 
         x, y = question.load(), passage.load()
@@ -168,6 +200,7 @@ def _dpr(target: str) -> FoundModel:
 
 
 def _sequence(target: str) -> FoundModel:
+    """Load the model of sequences in the export folder `target`; its FoundModel returns this model, loaded once."""
     from dyad.sequence_folder import read_sequence_folder
 
     found = read_sequence_folder(target)
@@ -175,9 +208,13 @@ def _sequence(target: str) -> FoundModel:
 
 
 def _language_model(target: str) -> FoundModel:
+    """Find the model lm:`target`, a causal language model of transformers, a folder or a published name.
+
+    Prompts have at most 192 tokens and answers 64, unless dyad.json of an export says otherwise.
+    """
     keys = {"model.name": None, "model.embed_dim": None, "model.text.kind": "transformers", "model.text.name": target}
     keys |= {"objective.similarity": "dot", "data.question.length": 192, "data.passage.length": 64}
-    return _found(Task.language_model, keys, target if (Path(target) / SETTINGS).exists() else "")
+    return _found_by_keys(Task.language_model, keys, target if (Path(target) / SETTINGS).exists() else "")
 
 
 # Kind of models → the function that finds a model by the part of its name after KIND:, and a file that only folders

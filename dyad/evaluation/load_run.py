@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 class LoadedModel:
     """A model with its weights: of a training run, or of another library (dyad/evaluation/load_model.py).
 
-    source: the name of the model in results: the checkpoint folder, or the name that the user wrote. calibration: the
-    learnt scale and bias of its logits; None if they are unknown.
+    source: the name of the model in results: the checkpoint folder, or the name that the user wrote; "" while
+    `find_model` has not set it. calibration: the learnt scale and bias of its logits; None if they are unknown.
     """
 
     source: str
@@ -51,8 +51,9 @@ class LoadedRun(LoadedModel):
 def find_run(path: str) -> tuple[Path, Path]:
     """Return (run folder, checkpoint folder) for `path`, which is a run folder, a checkpoint folder or RUN@best.
 
-    For a run folder, the checkpoint is the newest one that is not damaged; damaged ones are skipped with a line on
-    stderr. Raises ConfigError if there is no checkpoint, DataError if all are damaged.
+    For a run folder, the checkpoint is the newest one that is not damaged; damaged ones are skipped with a printed
+    line. A checkpoint folder and RUN@best are returned unverified. Raises ConfigError if there is no checkpoint, or
+    RUN keeps no best one; DataError if all are damaged, or the best is missing.
     """
     from dyad.train.run_folder.locate import locate
 
@@ -62,7 +63,7 @@ def find_run(path: str) -> tuple[Path, Path]:
 def run_folder_of(path: str) -> Path:
     """Return the run folder for `path`, which is a run folder, a checkpoint folder in one, or RUN@best.
 
-    No checkpoint is read. Raises ConfigError if `path` is none of these.
+    No checkpoint is read. Raises ConfigError if `path` is none of these, also for a run folder without a checkpoint.
     """
     folder = without_best(Path(path).expanduser())
     if not folder.is_dir():
@@ -80,8 +81,10 @@ def run_folder_of(path: str) -> Path:
 
 
 def own_output(run: Path, name: str) -> Path:
-    """Return the path of the subfolder `name` of a run folder, to which a command writes; it need not exist yet. Raises
-    ConfigError if it is a symbolic link that leads out of the run folder, which may be untrusted."""
+    """Return the path of the subfolder `name` of a run folder, to which a command writes; it need not exist yet.
+
+    Raises ConfigError if it is a symbolic link that leads out of the run folder: a run may come from a stranger.
+    """
     if not leads_inside(run / name, run):
         raise ConfigError(f"{run / name} is a link that leads out of the run folder. Write elsewhere: out=FOLDER")
     return run / name
@@ -90,7 +93,9 @@ def own_output(run: Path, name: str) -> Path:
 def load_run(run: Path, checkpoint: Path) -> LoadedRun:
     """Build the model of a run's configuration and load the weights of one of its checkpoints.
 
-    Raises DataError if the checkpoint is damaged, ConfigError if it does not fit the configuration.
+    The model is on the CPU; its weights are moving averages where the run kept them (optim.ema), and its frozen towers
+    cache nothing. Raises DataError if the checkpoint is damaged, ConfigError if config.yaml is invalid or the weights
+    do not fit it.
     """
     from dyad.data.image_text.dataset import image_spec
     from dyad.train.run_folder.checkpoint import Checkpoint
@@ -135,7 +140,8 @@ def load_on_all(path: str, world: "World") -> LoadedRun:
 def read_config(run: Path) -> TrainConfig:
     """Read the configuration of a run from its config.yaml.
 
-    Raises ConfigError if the file is missing or is no configuration of this version.
+    Plugins that it names are not imported: those that the model needs must be imported before. Raises ConfigError if
+    the file is missing, a link out of the folder, or no configuration of this version.
     """
     tree = saved_config(run)
     names, saved = tree.get("plugins"), OmegaConf.create(tree)

@@ -49,6 +49,7 @@ wrong pairs are spread, what is confused, and examples= cases; .pictures/ has sm
 
 
 def _notes() -> str:
+    """Return the last part of the help text: the forms of model= and of suite entries, task files, and result files."""
     from dyad.eval.tasks.prompts import FORMAT
     from dyad.evaluation.load_model import FORMS
     from dyad.evaluation.suite import forms_help
@@ -57,6 +58,10 @@ def _notes() -> str:
 
 
 def main() -> None:
+    """Run `python -m eval`: read the command line, check it and that the data are there, then evaluate.
+
+    Raises ConfigError unless exactly one of run=, checkpoint= and model= is given.
+    """
     command = command_options(EvalCommand, "python -m eval", PURPOSE, EXAMPLES, _notes)
     if len(given := [*filter(None, (command.run, command.checkpoint, command.model))]) != 1:
         raise ConfigError("give one of run=, such as runs/NAME, checkpoint= and model=. See: python -m eval --help")
@@ -74,8 +79,8 @@ def with_eval_options(config: "TrainConfig", command: EvalCommand) -> "TrainConf
     """Return `config`, the configuration of a run, changed by the options of the command line of python -m eval.
 
     With suite= or val= on the command line, both data.val and eval.suite of the run are dropped; with captions=, its
-    data.caption_weights. Raises ConfigError for an option or a baseline that models of this task do not have, and if
-    there is no data set to evaluate on.
+    data.caption_weights. If data.sequence.earlier is unset, it becomes the data.val of the run. Raises ConfigError for
+    an option or a baseline that models of this task do not have, and if there is no data set to evaluate on.
     """
     from dyad.train.cli.unread_keys import unmet
     from dyad.train.run_folder.folder import all_keys
@@ -101,10 +106,10 @@ def with_eval_options(config: "TrainConfig", command: EvalCommand) -> "TrainConf
 
 
 def baselines_of(command: EvalCommand, config: "TrainConfig") -> list[Baseline]:
-    """Return the systems to score beside the model: those of baselines=, else all baselines that the model has.
+    """Return the systems to score beside the model: those of baselines=, else all that models of this task have.
 
-    If the model before training is the only one, the default is no baseline: it takes as long to score as the model.
-    Raises ConfigError for a baseline that this model does not have.
+    If `untrained`, the model before training, is the only one, the default is [], since it doubles the time. A model of
+    model= has no `untrained`. Raises ConfigError for a baseline that this model does not have.
     """
     from dyad.train.config import Task
 
@@ -123,9 +128,10 @@ def baselines_of(command: EvalCommand, config: "TrainConfig") -> list[Baseline]:
 def evaluate(command: EvalCommand, config: "TrainConfig", found: "FoundModel") -> None:
     """Load a model and evaluate it on all data sets of the configuration.
 
-    All processes must call it together. Process 0 writes the result files and prints the tables. If the results of a
-    run are in its folder eval/, process 0 also writes the report of the run anew. config: from `with_eval_options`.
-    found: the model, not loaded yet.
+    All processes of the job must call it together; it forms their process group and ends it. Process 0 writes the
+    result files and prints the tables. The folder is out=, else eval/ of a run, else runs/eval-MODEL. If it is eval/ of
+    the run, process 0 also writes the run's report.html anew. config: from `with_eval_options`. found: the model, not
+    loaded yet. Raises ConfigError or DataError for a model or data that cannot be used, on all processes.
     """
     from dyad.eval.encode.encoder import Encoder
     from dyad.eval.results.write import model_facts, print_tables, result, write
@@ -140,7 +146,7 @@ def evaluate(command: EvalCommand, config: "TrainConfig", found: "FoundModel") -
         loaded = found.load_on_all(world)
         trained = loaded if isinstance(loaded, LoadedRun) else None
         encode = replace(Encoder.of(config, loaded.model, world), width=config.eval.width)
-        before = cache(lambda: replace(encode, towers=Encoder.of(config, untrained(config), world).towers))
+        before = cache(lambda: replace(encode, towers=Encoder.of(config, build_untrained(config), world).towers))
         baselines = baselines_of(command, config)
         # rank 0 indexes new shards, the others find them indexed
         evaluators = rank_0_first(world, lambda: build_evaluators(config, loaded.model, baselines, before))
@@ -161,9 +167,11 @@ def evaluate(command: EvalCommand, config: "TrainConfig", found: "FoundModel") -
                 try_write_report(trained.run, print)
 
 
-def untrained(config: "TrainConfig") -> "TwoTowerModel":
-    """Build the model with its weights before training: from model.* and seed, without init_from. Seeds torch's global
-    random generator."""
+def build_untrained(config: "TrainConfig") -> "TwoTowerModel":
+    """Build the model with its weights before training: from model.* and seed, without init_from.
+
+    Published weights that model.* names are loaded. Seeds torch's global random generator.
+    """
     import torch
 
     from dyad.train.towers.build import build_model

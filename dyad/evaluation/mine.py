@@ -70,6 +70,7 @@ REASONS = {
 
 
 def main() -> None:
+    """Run `python -m eval.mine`: read the command line and the configuration of the run, check both, then mine."""
     command = command_options(MineCommand, "python -m eval.mine", PURPOSE, EXAMPLES, lambda: NOTES)
 
     from dyad.eval.search.index_spec import check_spec
@@ -79,12 +80,15 @@ def main() -> None:
     config = with_mine_options(read_config(run), command)
     refuse_other_tasks(command, config, run)
     check_spec(config.data.negatives.mining.index)
-    negatives(command, config, run)
+    mine_negatives(command, config, run)
 
 
 def refuse_other_tasks(command: MineCommand, config: TrainConfig, run: Path) -> None:
-    """Raise ConfigError if the task of the run has no hard negatives, or if the command line has an option for images
-    and the run is of questions and passages, or the reverse. run: the run folder, for messages."""
+    """Raise ConfigError if the task of the run has no hard negatives, or an option is for data of the other task.
+
+    The options for images alone are OF_IMAGES, those for questions and passages OF_QUESTIONS. run: the run folder, for
+    messages.
+    """
     if config.task.name not in OPEN:
         raise ConfigError(f"{run} is of task={config.task.name}: only {' and '.join(OPEN)} have hard negatives")
     of_questions = config.task.name == "question_passage"
@@ -97,7 +101,7 @@ def refuse_other_tasks(command: MineCommand, config: TrainConfig, run: Path) -> 
 def with_mine_options(config: TrainConfig, command: MineCommand) -> TrainConfig:
     """Return `config`, the configuration of a run, changed by the options of the command line of python -m eval.mine.
 
-    command: these options; None stands for the value of the run.
+    command: these options; None stands for the value of the run. queries= replaces data.train.
     """
     data = overridden(config.data, command)
     negatives = replace(data.negatives, mining=overridden(data.negatives.mining, command))
@@ -105,11 +109,13 @@ def with_mine_options(config: TrainConfig, command: MineCommand) -> TrainConfig:
     return replace(config, data=replace(data, train=train, passage=passage, negatives=negatives))
 
 
-def negatives(command: MineCommand, config: TrainConfig, run: Path) -> None:
+def mine_negatives(command: MineCommand, config: TrainConfig, run: Path) -> None:
     """Mine hard negatives with a run's checkpoint: encode queries and items, search, and choose among the items found.
 
-    All processes must call it together. Process 0 writes the files and prints a report. config: from
-    `with_mine_options`. run: the run folder.
+    All processes of the job must call it together; it forms their process group and ends it. Process 0 writes
+    mined.jsonl, mined.json and embeddings/ into out=, or else into mined/ or mined_pictures/ of the run, and prints a
+    report and the command that trains on the result. config: from `with_mine_options`. run: the run folder. Raises
+    ConfigError or DataError, on all processes, for a checkpoint or data that cannot be used.
     """
     from dyad.eval.encode.encoder import Encoder
     from dyad.eval.mine.mining import MINED, embed_all, mine
@@ -136,7 +142,7 @@ def negatives(command: MineCommand, config: TrainConfig, run: Path) -> None:
         }
         summary = mine(replace(source, scores=scores), config.data.negatives.mining, out, world, identity)
         if world.rank == 0:
-            print(printable("\n".join(report(summary, data))))
+            print(printable("\n".join(report_lines(summary, data))))
             training = training_command(config, run, out / MINED, corpus, command.mine)
             print(printable(f"\nWritten: {out / MINED}. To train on it:\n  {training}"))
 
@@ -147,12 +153,12 @@ def negatives(command: MineCommand, config: TrainConfig, run: Path) -> None:
 def open_questions_and_passages(
     config: TrainConfig, model: Any, out: Path, _: MinedItems | None, write: bool
 ) -> Opened:
-    """Open the questions of data.train and the corpus of passages to search: the run's corpus, or else all passages in
-    the rows of questions, which are written to the file CORPUS in the folder `out`.
+    """Open the questions of data.train and the passages to search; return them, and the file of passages or None.
 
-    model: has the attribute `tokenize`. The fourth argument is not used. write: whether this process writes that file.
-    Returns the data and the path of that file, or None if the run has a corpus. Raises ConfigError if the sources of
-    questions have several corpora.
+    The passages are the corpus of the run (None is returned), or else all passages in the rows of questions. These are
+    written to the file CORPUS in the folder `out`, whose path is returned; write: whether this process writes it, else
+    it must be there. model: has the attribute `tokenize`. The fourth argument is not used. Raises ConfigError if the
+    sources of questions have several corpora, HardwareError if the file cannot be written.
     """
     from dyad.data.question_passage.corpus import open_corpus
     from dyad.data.question_passage.questions import open_questions
@@ -183,11 +189,11 @@ def open_questions_and_passages(
 def open_images_and_captions(
     config: TrainConfig, model: Any, out: Path, what: MinedItems | None, write: bool
 ) -> Opened:
-    """Open the images of data.train and all captions that training may draw for them. The captions are written to the
-    folder `out`. Returns the data and None.
+    """Open the images of data.train and all captions that training may draw for them; return the data and None.
 
-    model: has the attributes `image` (an ImageSpec) and `tokenize`. what: whether captions or images become negatives;
-    None: captions. write: whether this process writes the captions.
+    The captions are read from files in the folder `out`; write: whether this process writes them there, else they must
+    be there. model: has the attributes `image` (an ImageSpec) and `tokenize`. what: whether captions or images become
+    negatives; None: captions. Raises HardwareError if the files cannot be written.
     """
     from dyad.data.image_text.items import Images
     from dyad.data.shards.shards import open_shards
@@ -213,7 +219,7 @@ OF_IMAGES = ("mine", "captions", "caption_per", "image_key", "text_key")
 # ---- what is printed -------------------------------------------------------------------------------------------------
 
 
-def report(summary: dict[str, Any], data: MiningData) -> Iterator[str]:
+def report_lines(summary: dict[str, Any], data: MiningData) -> Iterator[str]:
     """Yield lines of text that say how many of the items found became negatives, and why the others did not.
 
     summary: the counts that `mine` (eval/mine/mining.py) returned. data: the data that were mined, for the names of
@@ -229,8 +235,7 @@ def report(summary: dict[str, Any], data: MiningData) -> Iterator[str]:
 
 
 def training_command(config: TrainConfig, run: Path, mined: Path, corpus: str | None, what: MinedItems | None) -> str:
-    """Return the shell command that continues training from the run's weights, on the mined negatives in the file
-    `mined`.
+    """Return the shell command of a new training from the run's weights, on the mined negatives in the file `mined`.
 
     run: the run folder. corpus: the file of the passages searched; None: the run's own corpus. what: whether
     captions or images were mined as negatives; None: captions, or passages. If the run's objective takes no such

@@ -50,6 +50,10 @@ While it is written it is OUT.part, and OUT.json holds the options; the same com
 
 
 def main() -> None:
+    """Run `python -m eval.score`: read the command line, load the language model, and score the rows by `score`.
+
+    It runs in one process. Raises ConfigError if the file out= exists, or the model scores no answers.
+    """
     command = command_options(ScoreCommand, "python -m eval.score", PURPOSE, EXAMPLES, lambda: NOTES)
     check_row_template(command.template, "template")
     if Path(command.out).expanduser().exists():
@@ -77,20 +81,24 @@ def main() -> None:
 
 
 def score(command: ScoreCommand, encoder: Encoder, rows: AnswerLists) -> None:
-    """Score the candidate prompts of each row, and write the scored rows to command.out, continuing a file that an
-    earlier call has begun. encoder: runs the language model. rows: questions with their answers. Raises ConfigError if
-    the file was begun with other options, and for a single row."""
+    """Score the candidate prompts of each row by the language model, and write the scored rows to command.out.
+
+    Until all rows are done the file is OUT.part, with the options in OUT.json; a later call with the same options goes
+    on with it. encoder: has the language model as its tower "y", with cosine=False. rows: questions with their answers,
+    of which the first right one is scored. Raises ConfigError if OUT.part was begun with other options, and for a
+    single row.
+    """
     from dyad.data.question_passage.prompts import rows_as_prompts
 
     if len(rows.prompts) < 2:
         raise ConfigError(f"rows={command.rows}: has one row, and its candidates are other rows. Give two rows or more")
     out = Path(command.out).expanduser()
     part, about = out.with_name(f"{out.name}.part"), out.with_name(f"{out.name}.json")
-    done = _finished(part, about, asdict(command))
+    done = _begin_or_continue(part, about, asdict(command))
     answers = rows_as_prompts(rows, "{answer}")
     prompts = rows_as_prompts(rows, command.template.replace("\\n", "\n"))
     find = FINDERS.get(command.by, _by_model)(command, prompts, [question.text for question in rows.prompts])
-    scored = _scored_rows(command, len(prompts))[done:]
+    scored = _rows_to_score(command, len(prompts))[done:]
     with part.open("a", encoding="utf-8") as file:
         for row in tracked(scored, "rows scored", len(scored)):
             candidates = _filled(find(row, command.depth), command, row, len(prompts))
@@ -109,18 +117,19 @@ def score(command: ScoreCommand, encoder: Encoder, rows: AnswerLists) -> None:
     print_line(f"{out}: {done + len(scored):,} rows. Train on them:  {train}")
 
 
-def _scored_rows(command: ScoreCommand, n: int) -> list[int]:
+def _rows_to_score(command: ScoreCommand, n: int) -> list[int]:
     """Return the numbers of the rows to score, ascending: all n, or command.sample of them, drawn by command.seed."""
     if command.sample is None or command.sample >= n:
         return [*range(n)]
     return sorted(np.random.default_rng(command.seed).choice(n, command.sample, replace=False).tolist())
 
 
-def _finished(part: Path, about: Path, options: dict[str, Any]) -> int:
-    """Return how many rows the file `part` already holds, and remove an incomplete last line from it.
+def _begin_or_continue(part: Path, about: Path, options: dict[str, Any]) -> int:
+    """Prepare the unfinished output file `part` for appending; return how many rows it already holds.
 
-    about: the JSON file of the options with which `part` was begun. If `part` does not exist yet, write `options` to
-    `about`, make the folder of `part`, and return 0. Raises ConfigError if `options` differ from those in `about`.
+    about: the JSON file with the options with which `part` was begun. If `part` does not exist, its folder is made,
+    `options` are written to `about`, and 0 is returned; `part` is not made. Otherwise an incomplete last line is
+    removed from it. Raises ConfigError if `options` differ from those in `about`, or `about` is missing.
     """
     if not part.exists():
         part.parent.mkdir(parents=True, exist_ok=True)
@@ -140,15 +149,20 @@ def _finished(part: Path, about: Path, options: dict[str, Any]) -> int:
 
 
 def _filled(found: Int64s, command: ScoreCommand, row: int, n: int) -> Int64s:
-    """Return `found`, the candidates of a row, filled up to command.depth with random other rows. n: number of rows."""
+    """Return the candidates of a row, int64 (at most command.depth,): `found`, then random other rows.
+
+    The random rows depend on command.seed and `row` alone. n: number of rows; with n ≤ command.depth there are fewer.
+    """
     missing = command.depth - len(found)
     drawn = np.random.default_rng([command.seed, row]).choice(n, min(n, command.depth + 1), replace=False)
     return np.concatenate([found, drawn[(drawn != row) & ~np.isin(drawn, found)][:missing]])
 
 
 def _scores(encoder: Encoder, rows: AnswerLists, prompts: Sequence[str], row: int, answer: str) -> np.ndarray:
-    """Return the mean log-likelihood per token of `answer` after each of n prompts and the question of the row, float64
-    (n,)."""
+    """Return the mean log-likelihood per token of `answer` after each of n prompts and the question of the row.
+
+    The result is float64 (n,). rows: all questions, of which number `row` is asked.
+    """
     question, n = rows.prompts[row], len(prompts)
     asked = [replace(question, text=prompt + question.text) for prompt in prompts]
     pairs = {"prompts": asked, "answers": [Passage(answer)] * n, "row_N": np.arange(n), "right_N": np.ones(n, bool)}
@@ -156,6 +170,7 @@ def _scores(encoder: Encoder, rows: AnswerLists, prompts: Sequence[str], row: in
 
 
 def _by_bm25(command: ScoreCommand, prompts: Sequence[str], questions: Sequence[str]) -> Find:
+    """Return a function (row, count) → at most `count` other rows, the first of BM25 for the row's question."""
     from dyad.data.question_passage.bm25 import build_bm25
 
     index = build_bm25(prompts)
@@ -168,10 +183,16 @@ def _by_bm25(command: ScoreCommand, prompts: Sequence[str], questions: Sequence[
 
 
 def _by_random(command: ScoreCommand, prompts: Sequence[str], questions: Sequence[str]) -> Find:
+    """Return a function that finds no row, so that `_filled` draws all candidates at random."""
     return lambda row, count: np.empty(0, np.int64)  # `_filled` draws all candidates at random
 
 
 def _by_model(command: ScoreCommand, prompts: Sequence[str], questions: Sequence[str]) -> Find:
+    """Return a function (row, count) → at most `count` other rows, with the prompts nearest to its question.
+
+    Loads the model that command.by names, which must embed texts, and embeds all rows and searches for
+    command.depth prompts of each at once, so `count` above that finds no more.
+    """
     import dyad
 
     model = dyad.load(command.by)

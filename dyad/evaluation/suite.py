@@ -66,20 +66,24 @@ def build_evaluators(
     baselines: Sequence[Baseline] = (),
     untrained: Callable[[], Encoder] | None = None,
 ) -> list[Evaluator]:
-    """Build an evaluator named "val" for data.val, and one named "eval/NAME" for each entry of eval.suite, where NAME
-    comes from the entry's path.
+    """Build an evaluator named "val" for data.val, and one named "eval/NAME" for each entry of eval.suite.
 
-    baselines: further systems to score beside the model; evaluators of images support "untrained" only. untrained:
-    returns an Encoder with the model's weights before training, for the baseline "untrained". Raises ConfigError for an
-    entry that cannot be read, DataError for damaged data.
+    NAME is the last part of the entry's path, made unique. The data are opened; new shards are indexed, and tables
+    converted, so rank 0 should call it before the other ranks (`rank_0_first`). baselines: further systems to score
+    beside the model; evaluators of images support "untrained" only. untrained: returns an Encoder with the model's
+    weights before training; called only for the baseline "untrained", by the reports of evaluators. Raises ConfigError
+    for an entry that cannot be read, DataError for damaged data.
     """
     inputs, before = Inputs(config, model, baselines), untrained if Baseline.untrained in baselines else None
     return [replace(entry.kind.build(entry, inputs), untrained=before) for entry in _entries(config)]
 
 
 def check_suite(config: TrainConfig) -> None:
-    """Raise ConfigError for an invalid data.val or entry of eval.suite, for missing data, and for an invalid
-    eval.index. Does not import torch."""
+    """Raise ConfigError for missing data and an invalid data.val, entry of eval.suite or eval.index.
+
+    eval.index is not checked where FAISS is not needed: without a data set, and for the exact search of images. Imports
+    no torch, makes no index, and converts no table, so damaged data may pass.
+    """
     entries = list(_entries(config))
     for entry in entries:
         entry.kind.check(entry)
@@ -91,7 +95,8 @@ def check_suite(config: TrainConfig) -> None:
 def _entries(config: TrainConfig) -> Iterator[SuiteEntry]:
     """Yield the data sets to evaluate on: data.val, if given, then the parsed entries of eval.suite.
 
-    Raises ConfigError for an entry of an unknown kind, or of a kind that belongs to another task.
+    Of the entries only the form is checked. Raises ConfigError for an entry of an unknown kind, without
+    a target, or of a kind that belongs to another task.
     """
     of_text_views = config.task is Task.views and not config.has_images
     task = Task.question_passage if of_text_views else config.task
@@ -115,8 +120,11 @@ def _entries(config: TrainConfig) -> Iterator[SuiteEntry]:
 
 
 def _name(target: str, taken: Sequence[str], prefix: str = "") -> str:
-    """Return a name for a suite entry: the last part of its path, without suffix. If it does not begin with `prefix`,
-    put "PREFIX-" before it. If `taken` has that name, add the first number from 2 on that makes it new.
+    """Return a name for a suite entry with this target that `taken` lacks, such as "flickr30k" or "imagenet-val-2".
+
+    It is the last part of the path, without suffix or @test, with "_" in place of characters that do not suit a file
+    name. If it does not begin with `prefix`, "PREFIX-" is put before it. If `taken` has it, the first number from 2 on
+    that makes it new is put behind it.
     """
     last = re.sub(r"\.(tar|jsonl?|[ct]sv|parquet|arrow)(@.*)?$|@test$", "", Path(target).name)
     stem = re.sub(r"[^\w.-]+", "_", last).strip("_") or "set"
@@ -151,6 +159,9 @@ KINDS = {
 
 
 def forms_help() -> str:
-    """Return help text on how the entries KIND:TARGET of eval.suite are written, with a line for each task."""
+    """Return help text on how the entries KIND:TARGET of eval.suite are written, with a line for each task.
+
+    Kinds of imported plugins are included.
+    """
     rows = {task: [f"{name}:{kind.form}" for name, kind in KINDS.items() if kind.task in (task, None)] for task in Task}
     return "suite entries " + "".join(f"of {task.name}: {'  '.join(forms)}\n" for task, forms in rows.items())

@@ -22,8 +22,9 @@ if TYPE_CHECKING:
 class Inputs:
     """What evaluators are built from, besides the suite entry.
 
-    config: the configuration of the run. model: the model to evaluate. baselines: systems that are scored beside the
-    model. sides: fingerprint of a corpus → the opened corpus, so that several entries on the same corpus open it once.
+    config: the configuration of the run, with the options of the command. model: the model to evaluate. baselines:
+    systems that are scored beside the model. sides: fingerprint of a corpus → the opened corpus; filled by evaluators
+    of passages, so that several entries on the same corpus encode it once.
     """
 
     config: TrainConfig
@@ -37,8 +38,9 @@ class SuiteKind:
     """A kind of data set that can be evaluated, for example beir.
 
     task: the task whose models can be evaluated on it; None: every task. form: how a target (the part of an entry after
-    KIND:) is written, for help texts. check: raises ConfigError for an invalid target. build: returns the evaluator of
-    an entry. prefix: put before the names of its data sets in results, unless they begin with it.
+    KIND:) is written, for help texts. check: raises ConfigError for an invalid target; it runs before torch is
+    imported, and its result is not used. build: opens the data and returns the evaluator of an entry; called in
+    every process. prefix: put before the names of its data sets in results, unless they begin with it.
     """
 
     task: Task | None
@@ -52,8 +54,9 @@ class SuiteKind:
 class SuiteEntry:
     """One data set to evaluate on: data.val or an entry KIND:TARGET of eval.suite.
 
-    name: the name of its evaluator. key: the name of the entry in error messages. spec: the entry as the user wrote it.
-    target: the part after KIND:, or the value of data.val. data: the data options of the run.
+    name: the name of its evaluator, "val" or "eval/NAME". key: the name of the entry in error messages, such as
+    "eval.suite: beir". spec: the entry as the user wrote it. target: the part after KIND:, or the value of data.val,
+    which from Python need not be a text. data: the data options of the run.
     """
 
     kind: SuiteKind

@@ -154,7 +154,7 @@ def export(library: "Library", source: "ExportSource", out: Path) -> float:
     files that this export does not write, or with a card that was changed by hand; HardwareError when the process of
     the library is killed; AssertionError when the embeddings differ. After an error `out` is as it was before.
     """
-    from dyad.evaluation.load_model import settings
+    from dyad.evaluation.load_model import settings_of
     from dyad.export.card import CARD, card, digest, licence_of_earlier_export
     from dyad.export.library import compare_embeddings
     from dyad.train.towers.libraries.calibration import SETTINGS
@@ -171,7 +171,7 @@ def export(library: "Library", source: "ExportSource", out: Path) -> float:
             distance = compare_embeddings(library, temporary, source)
             text = card(library, source, distance, chosen)
             (temporary / CARD).write_text(text, encoding="utf-8")
-            write_json(temporary / SETTINGS, settings(source.config, source.calibration) | {"card": digest(text)})
+            write_json(temporary / SETTINGS, settings_of(source.config, source.calibration) | {"card": digest(text)})
     except OSError as error:
         raise ConfigError(f"out={out} cannot be written: {error.strerror or error}") from error
     return distance

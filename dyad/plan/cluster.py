@@ -18,13 +18,13 @@ WITHOUT_BF16 = ("V100", "Tesla T4")
 
 @dataclass(frozen=True)
 class Devices:
-    """The devices of a plan: how many, their name, the bytes of memory of each, and the precision of the towers on
-    them.
+    """The devices of a plan, which are all alike.
 
-    peak: TFLOP/s of dense matrix products in that precision; NaN if unknown. tile: the most rows and columns of a tile
-    of scores, as `tile_size` in train/losses/sums/tiles.py returns. shards: how many ranks share one copy of the
-    weights. per_node: devices in a node. link: GB/s from a device to the others of its node. network: GB/s from a
-    device to other nodes.
+    count: how many. name: as torch.cuda.get_device_name returns it, or "CPU". memory: bytes of each. precision: of the
+    towers on them. peak: TFLOP/s of dense matrix products in that precision; NaN if unknown. tile: the most rows, and
+    columns, of a tile (block of the matrix of scores), as `tile_size` in train/losses/sums/tiles.py returns. shards:
+    how many ranks share one copy of the weights; 1: every rank has them all. per_node: devices in a node. link: GB/s
+    from a device to the others of its node. network: GB/s from a device to other nodes.
     """
 
     count: int
@@ -44,8 +44,9 @@ def planned_devices(config: TrainConfig) -> Devices:
     """Return the devices that plan.gpus (their number) and plan.gpu (their name) describe.
 
     If plan.gpus is null, the number is that of this job's processes or of this machine's GPUs, whichever is larger. If
-    plan.gpu is null, the devices are like this machine's GPU; without one, H100 if plan.gpus is set, else CPUs. Raises
-    ConfigError if dist.shard_size does not divide the number.
+    plan.gpu is null, the devices are like this machine's first GPU; without one, H100 if plan.gpus is set, else CPUs
+    with the memory of this machine. precision=auto becomes bf16 on GPUs that compute it, else fp32. Raises ConfigError
+    if dist.shard_size does not divide the number.
     """
     plan, cuda, precision = config.plan, torch.cuda.is_available(), config.precision
     count = plan.gpus or max(int(os.environ.get("WORLD_SIZE", "1")), torch.cuda.device_count())

@@ -27,9 +27,9 @@ def dry_run(config: TrainConfig) -> Iterator[str]:
     """Yield the lines of a dry run: the loss of the first step, the loss to expect, and the bytes that the step sends.
 
     All other ranks are assumed to hold the pairs of rank 0. A loss to expect is given for clip, info_nce and dpr if
-    rank 0 has at least ENOUGH pairs, without extra items and classes. No run folder is made; shards without an index
-    get one. Raises ConfigError for several losses (also.NAME), for streamed data, and for a torch that cannot simulate
-    ranks; and the errors of `build_components`.
+    rank 0 has at least ENOUGH (32) pairs, without extra items and classes. No run folder is made; shards without an
+    index get one. This process must not be in a process group. Raises ConfigError for several losses (also.NAME), for
+    streamed data, and, for more than one rank, with torch before 2.15; and the errors of `build_components`.
     """
     size, precision = config.plan.dry_run or 1, config.precision
     precision = Precision.fp32 if precision is Precision.auto else precision

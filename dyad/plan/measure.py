@@ -26,10 +26,13 @@ COLLECTIVES |= {"all_reduce": "all-reduce"}
 class Measured(TorchDispatchMode):
     """A context manager that counts the memory, FLOPs and traffic of the operations in its block.
 
-    existing: tensors that exist before and after the block; they do not count. Attributes: live: bytes of the tensors
-    that operations of the block made and that still exist. peak: the most such bytes at one time. flops: FLOPs of all
-    matrix products, convolutions and attentions. sent: kind of collective → bytes, the sum over its calls of the size
-    of the call's largest tensor. Tensors may be real or fake.
+    existing: tensors that exist before the block and do not count when an operation returns them. Tensors may be real
+    or fake; views and shared storages count once.
+
+    Attributes, which may be read and set in the block and after it: live: bytes of the tensors that operations of the
+    block made and that still exist. peak: the most such bytes at one time. flops: FLOPs of all matrix products,
+    convolutions and attentions. sent: kind of collective (a value of COLLECTIVES, else the name of torch's operator) →
+    bytes, the sum over its calls of the size of the call's largest tensor.
     """
 
     def __init__(self, existing: Iterable[Tensor] = ()) -> None:
@@ -56,6 +59,7 @@ class Measured(TorchDispatchMode):
         return result
 
     def _freed(self, number: int, size: int) -> None:
+        """Stop counting a storage of `size` bytes that no longer exists. number: its address."""
         self._known.discard(number)
         self.live -= size
 
@@ -63,8 +67,9 @@ class Measured(TorchDispatchMode):
 def join_uniform_ranks(world_size: int, device: torch.device | None = None) -> None:
     """Join a process group of which only rank 0 exists; collectives assume that all ranks hold the data of rank 0.
 
-    device: the device to bind the group to, as is done for GPUs; subgroups are then split from this group, and
-    simulated in the same way. Raises ConfigError with a torch that has no such fake process group.
+    It becomes the default group of torch.distributed; this process must not be in one already, and the caller leaves it
+    by dist.destroy_process_group(). device: the device to bind the group to, as is done for GPUs; subgroups are then
+    split from this group, and simulated in the same way. Raises ConfigError with torch before 2.15.
     """
     from torch._C._distributed_c10d import FakeProcessGroup
     from torch.testing._internal.distributed.fake_pg import FakeStore
@@ -80,10 +85,11 @@ def join_uniform_ranks(world_size: int, device: torch.device | None = None) -> N
 
 @contextmanager
 def only_rank_0(world_size: int) -> Iterator[None]:
-    """Context manager: join a simulated group (see `join_uniform_ranks`) in which each rank has its own sample ids and
-    content keys.
+    """Context manager: be rank 0 of a simulated group in which each rank has its own sample ids and content keys.
 
-    The ids of rank 0 must be 0, 1, …; those of the other ranks follow. With one rank, it does nothing.
+    The group is that of `join_uniform_ranks`: all ranks hold the tensors of rank 0. But to each int64 tensor of another
+    rank that Layout.gathered returns, the number of rows of the ranks before it is added, so that ids and keys 0, 1, …
+    of rank 0 go on on the other ranks. With world_size=1 it does nothing.
     """
     if world_size == 1:
         yield
@@ -91,6 +97,7 @@ def only_rank_0(world_size: int) -> Iterator[None]:
     gathered = Layout.gathered
 
     def with_own_numbers(layout: Layout, *parts: Tensor) -> tuple[Tensor, ...]:
+        """Return what Layout.gathered does, with the first row number of each rank added to int64 tensors."""
         sizes = torch.tensor(layout.sizes)
         start_B = (sizes.cumsum(0) - sizes).repeat_interleave(sizes).to(parts[0].device, non_blocking=True)
         return tuple(e + start_B if e.dtype == torch.int64 else e for e in gathered(layout, *parts))

@@ -42,9 +42,10 @@ Formula = Mapping[str, float]  # product of sizes, a key of `products` → its f
 class ObjectiveCost(NamedTuple):
     """The cost of an objective in one step, as formulas: a formula maps products of sizes to their factors.
 
-    sent: kind of collective → bytes of the whole tensors. memory: bytes that a rank allocates at most. flops: FLOPs for
-    each pair of a rank. memory and flops are those of a batch whose scores are too large to be kept for backward.
-    keeps: whether the objective keeps the scores for backward if they take at most KEPT bytes.
+    `products` returns the products of sizes, `value_of` the value of a formula. sent: kind of collective → bytes of the
+    whole tensors; empty for one rank. memory: bytes that a rank allocates at most. flops: FLOPs for each pair of a
+    rank. memory and flops are those of a batch whose scores are too large to be kept for backward. keeps: whether the
+    objective keeps the scores for backward if they take at most KEPT bytes (train/losses/sums/tiles.py).
     """
 
     sent: Mapping[str, Formula]
@@ -53,15 +54,20 @@ class ObjectiveCost(NamedTuple):
     keeps: bool
 
     def kept(self, b: int, B: int) -> int:
-        """Return the bytes of the scores, float32 (b, B), of b rows of a rank and B columns, if they are kept for
-        backward; 0 if they are not."""
+        """Return the bytes of the scores that are kept for backward, float32 (b, B); 0 if they are not kept.
+
+        b: rows of a rank. B: columns, of all ranks.
+        """
         scores = 4 * b * B
         return scores if self.keeps and scores <= KEPT else 0
 
 
 def objective_cost(config: TrainConfig, world_size: int) -> ObjectiveCost:
-    """Measure the costs of the objective of a configuration, by steps of small batches. world_size: the number of
-    ranks between which bytes are sent."""
+    """Measure the costs of the objective of a configuration, by training steps of small random batches on the CPU.
+
+    world_size: the number of ranks between which bytes are sent. This process must not be in a process group: more than
+    one rank is simulated. Seeds torch's global random generator. Raises ConfigError with torch before 2.15.
+    """
     sizes = [(b, world_size, D) for b, D in SENT_AT]
     steps = [small_step(config, *each).sent for each in sizes] if world_size > 1 else []
     sent = {kind: fitted([step[kind] for step in steps], sizes, SENT) for kind in COLLECTIVES.values() if steps}
@@ -76,7 +82,10 @@ def objective_cost(config: TrainConfig, world_size: int) -> ObjectiveCost:
 
 @contextmanager
 def nothing_kept() -> Iterator[None]:
-    """Context manager in which objectives compute scores again in backward, as they do for large batches."""
+    """Context manager in which objectives compute scores again in backward, as they do for large batches.
+
+    It sets KEPT of train/losses/sums/tiles.py to 0, and restores it.
+    """
     kept, tiles.KEPT = tiles.KEPT, 0
     try:
         yield
@@ -85,9 +94,11 @@ def nothing_kept() -> Iterator[None]:
 
 
 def planned_objective(config: TrainConfig, samples: int) -> Objective:
-    """Build the objective of a configuration, without the losses of narrower embeddings (objective.matryoshka), which
-    the small embeddings of a plan cannot have. samples: number of training samples, for options of the objective that
-    ask for it and are unset."""
+    """Build the objective of a configuration, without the losses of narrower embeddings (objective.matryoshka).
+
+    The small embeddings of a plan cannot have those. samples: the number of training samples, in the data set and in an
+    epoch, for objectives that keep numbers for each sample or schedule by epochs.
+    """
     steps = config.steps or 1  # the schedule of γ depends on the number of steps, but no cost does
     options = objective_options(config, steps, num_samples=samples, samples_per_epoch=samples)
     options.pop("matryoshka", None)
@@ -97,10 +108,11 @@ def planned_objective(config: TrainConfig, samples: int) -> Objective:
 def first_step(
     towers: TwoTower, objective: Objective, config: TrainConfig, world: World, batch: Batch
 ) -> tuple[TrainStep, Measured]:
-    """Take the first training step as rank 0 of a simulated group whose ranks all hold `batch`; return the TrainStep
-    and the measurements of the step.
+    """Take the first training step as rank 0 of a simulated group whose ranks all hold `batch`.
 
-    world: rank 0 and the number of ranks. The sample ids of `batch` must be 0, 1, ….
+    Returns the TrainStep, and a Measured with memory, FLOPs and traffic of the step. The step changes the weights of
+    `towers` and `objective`. world: rank 0 and the number of ranks. The sample ids of `batch` must be 0, 1, …, its
+    tensors on the CPU, and this process in no process group.
     """
     with only_rank_0(world.size), patch.object(ItemTable, "of_columns", numbers_of_rank_0):
         term = LossTerm(towers, objective, config, config.steps or 1, world, pairs_of_ranks(config, world))
@@ -111,11 +123,11 @@ def first_step(
 
 
 def numbers_of_rank_0(table: ItemTable, batch: GatheredBatch, like: Tensor) -> Tensor:
-    """Return the values that `table` has for rank 0's columns, repeated for each rank, (M,): the replacement of
-    ItemTable.of_columns in a simulated group, in which the keys of other ranks' columns are made up.
+    """Return the values that `table` has for rank 0's columns (y items), repeated for each rank, (M,).
 
-    batch: a batch with M columns. like: a tensor with the type and device of the result. Items that the table lacks, as
-    those of random batches, have the value 0.
+    It replaces the method ItemTable.of_columns in a simulated group, in which the keys of other ranks' columns are made
+    up. batch: a batch with M columns and keys of y. like: a tensor with the dtype and device of the result. Items that
+    the table lacks, as those of random batches, have the value 0.
     """
     assert batch.y_keys_M is not None
     W, B = batch.columns.world_size, batch.columns.total
@@ -125,8 +137,10 @@ def numbers_of_rank_0(table: ItemTable, batch: GatheredBatch, like: Tensor) -> T
 
 
 def small_step(config: TrainConfig, b: int, W: int, D: int) -> Measured:
-    """Measure a step of the run's objective and target network with b random embeddings of width D on each of W
-    ranks."""
+    """Measure a step of the run's objective and target network with b random embeddings of width D on each of W ranks.
+
+    The towers do nothing, and the traffic of their gradients is subtracted. Seeds torch's global random generator.
+    """
     torch.manual_seed(0)
     run = {"task": config.task, "target": config.target, "objective": config.objective}
     small = TrainConfig(**run, steps=100, global_batch_size=b * W, precision=Precision.fp32)
@@ -138,8 +152,11 @@ def small_step(config: TrainConfig, b: int, W: int, D: int) -> Measured:
 
 
 def random_batch(config: TrainConfig, b: int, W: int, D: int) -> Batch:
-    """Return a batch with b random unit vectors of width D on each side in place of the inputs, and with as many extra
-    items as the configuration has. With classes, side y holds one rank's share of the classes. W: number of ranks."""
+    """Return a batch of rank 0 with random unit vectors of width D in place of the inputs, float32 (b, D) on each side.
+
+    It has as many extra items and teacher scores (zeros) as the configuration has. With classes, side y holds one
+    rank's share of the classes; with a single class (data.rare), vectors have width 1. W: number of ranks.
+    """
     ids, further, classes = torch.arange(b), further_items(config, b), len(config.run.classes or [])
     m = -(-classes // W) if classes > 1 else b
     x, y = (F.normalize(torch.randn(rows, 1 if classes == 1 else D)) for rows in (b, m))
@@ -160,8 +177,10 @@ def random_batch(config: TrainConfig, b: int, W: int, D: int) -> Batch:
 
 
 def further_items(config: TrainConfig, pairs: int) -> int:
-    """Return how many y items a batch of `pairs` pairs has beside those of its pairs: hard negatives, or noise
-    samples."""
+    """Return how many y items a batch of `pairs` pairs has beside those of its pairs: hard negatives and noise samples.
+
+    The noise samples that an objective draws for each global batch count by the batch's share of the pairs, rounded up.
+    """
     size = config.global_batch_size
     return pairs * config.data.negatives.per_row + -(-pairs * config.objective.drawn_items(size) // size)
 
@@ -176,16 +195,16 @@ def products(b: int, W: int, D: int, most: int = TILE) -> dict[str, float]:
     return {"B·D": B * D, "b·D": b * D, "D²": D**2, "B": B, "tile": min(b, most) * min(B, most), "D": D, "1": 1}
 
 
-def value(formula: Formula, sizes: Mapping[str, float]) -> float:
-    """Return the value of a formula (product → factor): Σ factor · product. sizes: product → its value, from
-    `products`."""
+def value_of(formula: Formula, sizes: Mapping[str, float]) -> float:
+    """Return the value of a formula: Σ factor · product. sizes: the result of `products`, product → its value."""
     return sum(factor * sizes[product] for product, factor in formula.items())
 
 
 def fitted(values: Sequence[float], at: Sequence[tuple[int, int, int]], names: Sequence[str]) -> dict[str, float]:
     """Fit values[k] ≈ Σ_name factor[name] · products(*at[k])[name] by least squares; return name → factor.
 
-    at: sizes (b, W, D) of each value. names: the products to use. Factors of at most 0.5 in size are left out.
+    at: sizes (b, W, D) of each value, at least as many as names. names: the products to use, keys of `products`.
+    Factors of at most 0.5 in size are left out.
     """
     matrix = torch.tensor([[products(*sizes)[name] for name in names] for sizes in at], dtype=torch.float64)
     scale = matrix.amax(0)

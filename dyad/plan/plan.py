@@ -12,8 +12,8 @@ from dyad.data.shards.index import has_index, index_shards
 from dyad.data.shards.sources import parse_sources, written_sources
 from dyad.data.shards.storage import scheme_of, stat
 from dyad.plan.cluster import planned_devices
-from dyad.plan.objective import formula_text, objective_cost, planned_objective, products, value
-from dyad.plan.rows import Rows, amount
+from dyad.plan.objective import formula_text, objective_cost, planned_objective, products, value_of
+from dyad.plan.rows import Rows, amount_text
 from dyad.plan.speed import images_per_core, planned_mfu, seconds_sent
 from dyad.plan.towers import FakeTowers, nbytes
 from dyad.run.class_names import resolve_classes
@@ -31,14 +31,20 @@ LARGEST_SCAN = 1 << 30  # bytes of a shard without an index that is indexed to c
 class RunPlan:
     """The memory, traffic, time and data of a run on the devices that its keys plan.* name.
 
-    Attributes: pairs: the pairs of a rank in a step. chunks: the chunks into which they are cut. chunk: the pairs of a
-    chunk. towers, cost: measured costs of towers and objective. steps: number of steps of the run. samples: samples in
-    an epoch. sample_bytes: mean bytes of a sample. steps, samples and sample_bytes are NaN if unknown.
+    Its methods return Rows: name → (amount, unit, formula as text). Attributes: pairs: the pairs of a rank in a step.
+    chunks: the number of chunks into which they are cut. chunk: the pairs of a chunk. towers, cost: measured costs of
+    towers and objective. steps: number of steps of the run. samples: samples in an epoch. sample_bytes: mean bytes of a
+    sample. steps, samples and sample_bytes are NaN if unknown.
     """
 
     def __init__(self, config: TrainConfig, like: "RunPlan | None" = None) -> None:
-        """Measure the parts of the plan. like: a plan with as many devices and the same objective. Its measurements of
-        the objective are reused, and those of the towers if the key model, the precision and the chunks are equal."""
+        """Measure towers on fake tensors and the objective by small steps on the CPU; this takes seconds.
+
+        The first shard is indexed if it is small and has no index. like: a plan with as many devices and the same
+        objective, which is not checked. Its measurements of the objective are reused, and those of the towers if the
+        section `model`, the precision and the chunks are equal. Raises ConfigError for a model or objective that cannot
+        be built, and with torch before 2.15.
+        """
         self.config = config = resolve_classes(config, World())
         self.devices = planned_devices(config)
         self.pairs = math.ceil(config.global_batch_size / self.devices.count)
@@ -102,7 +108,7 @@ class RunPlan:
         unshared = trained if chunks == 1 else trained * shards
         backward += 0.0 if self._gradients_grow or (is_ddp and chunks == 1) else unshared
         backward += 16 * pairs * towers.rows / self.chunk * towers.width
-        objective, formula = max(0.0, value(self.cost.memory, sizes)), formula_text(self.cost.memory)
+        objective, formula = max(0.0, value_of(self.cost.memory, sizes)), formula_text(self.cost.memory)
         objective += self.cost.kept(pairs, pairs * self.devices.count)
         phases: Rows = {
             "+ towers forward": (graphs + forward, "B", f"graphs of {kept} · {chunk:,} pairs, the largest operation"),
@@ -113,21 +119,26 @@ class RunPlan:
         return {what: row for what, row in stays.items() if row[0]}, phases
 
     def peak(self, pairs: int, chunk: int) -> float:
-        """Return the most bytes that a rank holds at one time. pairs: pairs of the rank in a step. chunk: pairs of a
-        chunk."""
+        """Return the most bytes that a rank holds at one time.
+
+        pairs: pairs of the rank in a step. chunk: pairs of a chunk.
+        """
         stays, phases = self.memory(pairs, chunk)
         return sum(size for size, *_ in stays.values()) + max(size for size, *_ in phases.values())
 
     @property
     def fits(self) -> str:
-        """Return "fits" if a rank's peak is at most 1 - SPARE of the memory of its device, else "DOES NOT FIT"."""
+        """The word "fits" if a rank's peak takes at most nine tenths of its device's memory, else "DOES NOT FIT"."""
         return "fits" if self.peak(self.pairs, self.chunk) <= self._usable else "DOES NOT FIT"
 
     def largest(self) -> Rows:
-        """Return rows with the peak memory, whether it fits, and the largest chunk and batches that fit."""
+        """Return rows with the peak memory, whether it fits, and the largest chunk and global batches that fit.
+
+        A largest one is 0 if nothing fits, and at most 2²² (MOST_PAIRS) pairs of a rank.
+        """
         b, usable, ranks = self.pairs, self._usable, self.devices.count
         peak, batches = self.peak(b, self.chunk), range(1, MOST_PAIRS + 1)
-        fits = f"{self.fits} into {amount(self.devices.memory, 'B')}"
+        fits = f"{self.fits} into {amount_text(self.devices.memory, 'B')}"
         chunk = bisect_right(batches[:b], usable, key=lambda n: self.peak(b, n))
         whole = bisect_right(batches, usable, key=lambda n: self.peak(n, n))
         cut = bisect_right(batches, usable, key=lambda n: self.peak(n, min(n, self.chunk)))
@@ -139,15 +150,17 @@ class RunPlan:
         }
 
     def sent(self) -> Rows:
-        """Return rows with the bytes of the whole tensors that the collectives of a step send, by kind and content; {}
-        for a single rank."""
+        """Return rows "KIND, CONTENT" with the bytes of the whole tensors that the collectives of a step send.
+
+        KIND is all-reduce, all-gather or reduce-scatter. Returns {} for a single rank.
+        """
         sizes, shards, chunks = self._sizes(self.pairs), self.devices.shards, self.chunks
         halved = ["all-gather"] if self._sends_half else []
         found: Rows = {}
         for kind, formula in self.cost.sent.items():
             if kind in halved and "B·D" in formula:
                 formula = {**formula, "B·D": formula["B·D"] / 2}
-            found[f"{kind}, objective"] = value(formula, sizes), "B", formula_text(formula)
+            found[f"{kind}, objective"] = value_of(formula, sizes), "B", formula_text(formula)
         gradients, filled = nbytes(self.towers.trained, shards), f"rows filled up to {shards} shards"
         if shards > 1:
             passes, (forward, backward, once) = 2 * chunks - 1 + chunks * self._has_target, self.towers.gathered(shards)
@@ -161,10 +174,14 @@ class RunPlan:
         return found
 
     def time(self) -> Rows:
-        """Return rows with the FLOPs of a pair and of a rank in a step, and how long a step and the run take."""
+        """Return rows with the FLOPs of a pair and of a rank in a step, and how long a step and the run take.
+
+        Computing times are arrays (2,), the least and the most, as the MFU is; NaN if the peak of the device is
+        unknown.
+        """
         towers, b, peak, (mfu, source) = self.towers, self.pairs, self.devices.peak, self._mfu
         forward, backward = towers.forward_flops, towers.backward_flops
-        objective = value(self.cost.flops, self._sizes(b))
+        objective = value_of(self.cost.flops, self._sizes(b))
         again, tera = 1 - min(self._kept, self.chunks) / self.chunks, b / 1e12
         rows: Rows = {
             "a step, towers": (tera * (forward + backward), "TFLOP", f"b·(forward + backward), {b:,} pairs"),
@@ -180,7 +197,7 @@ class RunPlan:
             "a pair, backward": (backward / 1e9, "GFLOP", "both towers"),
             **rows,
             "MFU": (mfu, "", source),
-            "a step, computing": (computed, "s", f"sum / (MFU · {amount(peak, 'TFLOP/s')} of plan.gpu)"),
+            "a step, computing": (computed, "s", f"sum / (MFU · {amount_text(peak, 'TFLOP/s')} of plan.gpu)"),
             "a step, sending weights": (weights, "s", f"and gradients, while towers compute; {network}"),
             "a step, sending the rest": (embeddings, "s", "of the objective and norms, while nothing computes"),
             "a step": (seconds, "s", "the longer of computing and sending weights, and the rest"),
@@ -199,8 +216,10 @@ class RunPlan:
         return seconds[True], seconds[False]
 
     def data(self) -> Rows:
-        """Return rows on the data: negatives, samples, epochs, and the rate at which the loader must deliver
-        samples."""
+        """Return rows on the data: negatives, samples, epochs, and the rate at which the loader must deliver samples.
+
+        For runs with images, images of the first shard are decoded to measure a core.
+        """
         config, size = self.config, self.sample_bytes
         images, which = images_per_core(config, self.towers.model, first_shard(config))
         B, k, classes = config.global_batch_size, config.data.negatives.per_row, len(config.run.classes or [])
@@ -227,12 +246,16 @@ class RunPlan:
         return rows
 
     def _sizes(self, pairs: int) -> dict[str, float]:
+        """Return the products of sizes with which formulas of the objective are evaluated. pairs: pairs of a rank."""
         return products(pairs, self.devices.count, self.towers.width, self.devices.tile)
 
 
 def first_shard(config: TrainConfig) -> str | None:
-    """Return the path of the first shard of data.train if it has an index or is small enough to index now; else None.
-    None too for data of BEIR, and for data that cannot be used."""
+    """Return the path of the first shard of data.train if it has an index or can be indexed now, else None.
+
+    It can be indexed if it is local and has at most 1 GiB (LARGEST_SCAN). Returns None also without data.train, for
+    data of BEIR, and for data that cannot be used.
+    """
     with suppress(UserError, OSError):
         train = config.data.train
         if train is not None and not any(is_beir(source.path) for source in written_sources(train, "data.train")):
@@ -243,10 +266,10 @@ def first_shard(config: TrainConfig) -> str | None:
 
 
 def counted_samples(config: TrainConfig) -> tuple[float, float]:
-    """Return (samples of an epoch, mean bytes of a sample), estimated from the index of the first shard and the sizes
-    of all shards; (NaN, NaN) if `first_shard` is None, or a shard cannot be read.
+    """Return (samples of an epoch, mean bytes of a sample), by the index of the first shard and the sizes of all.
 
-    If the first shard has no index, it is indexed, and the index is stored.
+    If the first shard has no index, one is made and stored. Returns (NaN, NaN) if `first_shard` is None, or a shard
+    cannot be read.
     """
     with suppress(UserError, OSError, ZeroDivisionError):
         if first := first_shard(config):

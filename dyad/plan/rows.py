@@ -9,13 +9,15 @@ import numpy as np
 Rows = dict[str, tuple[Any, str, str]]
 
 
-def amount(number: Any, unit: str) -> str:
-    """Return a number and its unit as text: bytes ("B") in B, KiB, MiB or GiB, and NaN as "unknown". An array of two
-    numbers gives "LEAST to MOST"."""
+def amount_text(number: Any, unit: str) -> str:
+    """Return a number and its unit as text: bytes ("B") in B, KiB, MiB or GiB, and NaN as "unknown".
+
+    An array of two numbers, the least and the most, gives "LEAST to MOST UNIT". unit "": the number alone.
+    """
     if np.isnan(number).any():
         return "unknown"
     if isinstance(number, np.ndarray):
-        least, most = (amount(float(each), unit).removesuffix(unit).rstrip() for each in number)
+        least, most = (amount_text(float(each), unit).removesuffix(unit).rstrip() for each in number)
         return f"{least} to {most} {unit}".rstrip() if least != most else f"{least} {unit}".rstrip()
     if unit == "B":
         power = min(3, int(math.log(max(number, 1), 1024)))

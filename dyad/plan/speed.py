@@ -37,14 +37,20 @@ FEW = 16  # images of a batch in that measurement
 
 
 def published_mfu(forward_flops: float) -> Span:
-    """Return the least and the most model FLOPs utilisation (MFU) that published runs reached with towers of this size,
-    (2,). forward_flops: FLOPs of the forward pass of one pair."""
+    """Return the least and the most model FLOPs utilisation (MFU) that published runs suggest for towers of this size.
+
+    The result is float64 (2,), of a power law through runs of open_clip and NeMo (see the comment at LEAST).
+    forward_flops: FLOPs of the forward pass of one pair.
+    """
     return LEAST * (forward_flops / OF_VIT_B_32) ** GROWTH * np.array([1.0, MOST])
 
 
 def planned_mfu(config: TrainConfig, forward_flops: float) -> tuple[Span, str]:
-    """Return the model FLOPs utilisation (MFU) to plan with, least and most (2,), and a text on its source: plan.mfu,
-    the metrics of this run, or else published runs. forward_flops: FLOPs of the forward pass of one pair."""
+    """Return the model FLOPs utilisation (MFU) to plan with, float64 (2,), least and most, and a text on its source.
+
+    The source is plan.mfu; else the median of train/mfu in metrics.jsonl of the run folder that this configuration has,
+    if it exists; else `published_mfu`. forward_flops: FLOPs of the forward pass of one pair.
+    """
     if config.plan.mfu:
         return np.full(2, config.plan.mfu), "plan.mfu"
     path = run_folder(config) / "metrics.jsonl"
@@ -55,8 +61,11 @@ def planned_mfu(config: TrainConfig, forward_flops: float) -> tuple[Span, str]:
 
 
 def seconds_sent(kind: str, size: float, ranks: int, devices: Devices) -> float:
-    """Return the seconds that a collective among `ranks` GPUs takes. kind: all-reduce, all-gather or reduce-scatter.
-    size: bytes of the whole tensor."""
+    """Return the seconds that a collective among `ranks` GPUs takes by bandwidth alone, without latency.
+
+    The network counts if the ranks do not fit into a node. kind: all-reduce, all-gather or reduce-scatter. size: bytes
+    of the whole tensor.
+    """
     link = devices.link if ranks <= devices.per_node else devices.network
     return PASSES[kind] * size * (ranks - 1) / ranks / (link * 1e9)
 
@@ -64,8 +73,9 @@ def seconds_sent(kind: str, size: float, ranks: int, devices: Devices) -> float:
 def images_per_core(config: TrainConfig, model: object, shard: str | None) -> tuple[float, str]:
     """Return how many images one CPU core decodes and crops per second, and a text that says what was measured.
 
-    The first samples of `shard` are measured on this machine. Without a shard, or if it cannot be used, the rate is
-    that of tests/benchmarks/RESULTS.md.
+    The first samples of `shard`, a path, are decoded for half a second on this machine; a shard without an index gets
+    one. model: the model of the run, whose image size counts. Without a shard, for a model without images, and for
+    streamed or unreadable data, the rate is IMAGES_PER_CORE, of tests/benchmarks/RESULTS.md.
     """
     if shard is not None and isinstance(model, ImageModel):
         few = replace(config, global_batch_size=FEW, data=replace(config.data, train=shard))

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from dyad.plan.dry_run import dry_run
 from dyad.plan.plan import RunPlan
-from dyad.plan.rows import Rows, amount
+from dyad.plan.rows import Rows, amount_text
 from dyad.train.config import Parallel, Precision, TrainConfig
 
 COMPUTED = ("towers", "forward again", "objective")  # the rows of computing in the time of a step
@@ -16,7 +16,10 @@ SHOWN = 3  # changes of a key in the summary
 
 
 def print_plan(config: TrainConfig) -> None:
-    """Print the plan of a run; with plan.dry_run, take one step and print its loss and traffic instead."""
+    """Print the plan of a run; with plan.dry_run, take one step and print its loss and traffic instead.
+
+    Neither makes a run folder. Raises ConfigError as RunPlan and `dry_run` do.
+    """
     for line in dry_run(config) if config.plan.dry_run else plan_lines(RunPlan(config)):
         print(line)
 
@@ -31,14 +34,17 @@ def plan_lines(plan: RunPlan) -> Iterator[str]:
     for title, rows in (parts | {"In short": summary(plan)}).items():
         yield f"\n{title}"
         for what, (number, unit, formula) in rows.items():
-            yield f"  {what:<28}{amount(number, unit):>16}  {formula}"
+            yield f"  {what:<28}{amount_text(number, unit):>16}  {formula}"
     if config.also:
         yield f"not counted: also.{', also.'.join(config.also)}"
 
 
 def summary(plan: RunPlan) -> Rows:
-    """Return the rows of "In short": peak memory, the longest part of a step, GPU hours, and the SHOWN changes of one
-    key (see `others`) that change the time of a step or its memory most, as factors."""
+    """Return the rows of "In short": peak memory, the longest part of a step, GPU hours, and changes of one key.
+
+    The changes are the three (SHOWN) of `changed_plans` that change the time of a step or its memory most, with both as
+    factors. Measures a plan for each change.
+    """
     time, ranks = plan.time(), plan.devices.count
     parts = {row.removeprefix("a step, "): np.mean(time[row][0]) for row in time if row.startswith("a step, ")}
     computed = {what: parts.pop(what) for what in COMPUTED}
@@ -49,7 +55,7 @@ def summary(plan: RunPlan) -> Rows:
         "cost": (ranks * time["the run"][0], "GPU h", f"{ranks} · hours of the run"),
     }
     before, changes = seconds_and_memory(plan), {}
-    for key, other in others(plan):
+    for key, other in changed_plans(plan):
         longer, larger = seconds_and_memory(other) / before
         changes[key] = longer, "· hours", f"{larger:.3g} · memory: {other.fits}", max(abs(np.log([longer, larger])))
     most = sorted(changes, key=lambda key: -changes[key][-1])[:SHOWN]
@@ -57,14 +63,15 @@ def summary(plan: RunPlan) -> Rows:
 
 
 def seconds_and_memory(plan: RunPlan) -> NDArray[np.float64]:
-    """Return (seconds of a step, peak bytes of a rank), float64 (2,)."""
+    """Return (seconds of a step, peak bytes of a rank), float64 (2,); the seconds are the mean of least and most."""
     return np.array([np.mean(plan.time()["a step"][0]), plan.peak(plan.pairs, plan.chunk)])
 
 
-def others(plan: RunPlan) -> Iterator[tuple[str, RunPlan]]:
-    """Yield ("key=value", plan) for each change of one key that may save memory or time.
+def changed_plans(plan: RunPlan) -> Iterator[tuple[str, RunPlan]]:
+    """Yield ("key=value", its plan) for each change of one key of `plan` that may save memory or time.
 
-    The changes: activation checkpointing, the chunk size, sharding, and fp16 on GPUs that train in fp32.
+    The changes: activation checkpointing on or off, the batch in one chunk or two, sharded or not, and fp16 on GPUs
+    that train in fp32.
     """
     config, again = plan.config, not plan.config.model.grad_checkpointing
     model = replace(config.model, grad_checkpointing=again)

@@ -32,15 +32,16 @@ from dyad.train.towers.tower import COLOURS
 
 
 def as_on_gpu() -> AbstractContextManager[Any]:
-    """Context manager in which norms and attention of CPU tensors take the memory that they take on a GPU.
+    """Return a context manager in which norms and attention of CPU tensors take the memory that they take on a GPU.
 
     Under autocast, layer_norm and group_norm compute in float32. Attention has no dropout, since a GPU's kernel keeps
-    no mask. The functions of torch.nn.functional are replaced; a TorchFunctionMode would not be active in the backward
-    pass, where activation checkpointing computes the forward again.
+    no mask. The functions of torch.nn.functional are replaced and restored; a TorchFunctionMode would not be active in
+    the backward pass, where activation checkpointing computes the forward again.
     """
     attention = F.scaled_dot_product_attention
 
     def without_dropout(*args: Any, dropout_p: float = 0.0, **options: Any) -> Tensor:
+        """Call scaled_dot_product_attention with dropout_p=0, however it is passed."""
         return attention(*args[:4], *([0.0] * len(args[4:5])), *args[5:], **options)
 
     norms: dict[str, Any] = {norm.__name__: in_float32(norm) for norm in (F.layer_norm, F.group_norm)}
@@ -57,20 +58,23 @@ def in_float32(norm: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 
 class FakeTowers:
-    """The towers of a configuration on fake tensors, and the memory and FLOPs of a chunk.
+    """The towers of a configuration on fake tensors, and the memory and FLOPs of a chunk (some pairs of a step).
 
-    model: the model with the towers, built on the meta device. trained: the weights that train. width: width of the
-    embeddings. rows: the number of rows of a chunk on the side that has more.
+    Attributes: model: the model with the towers, built on the meta device. trained: the weights that train. width:
+    width of the embeddings. rows: the number of rows of a chunk on the side that has more.
 
-    Numbers of bytes: weights: all weights and buffers. moments: the state of the optimiser. whole: the most weights of
-    a sharded tower that are gathered at one time. largest: the most weights that one all-gather returns. inputs: the
-    inputs of a chunk. graph: what a chunk keeps after its forward pass. forward, backward: the most during each of the
-    passes, with the graph. forward_flops, backward_flops: FLOPs of one pair.
+    Attributes with numbers of bytes: weights: all weights and buffers. moments: the state of the optimiser. whole: the
+    most weights of a sharded tower that are gathered at one time. largest: the most weights that one all-gather
+    returns. inputs: the inputs of a chunk. graph: what a chunk keeps after its forward pass. forward, backward: the
+    most during each of the passes, with the graph. Attributes with FLOPs of one pair: forward_flops, backward_flops.
     """
 
     def __init__(self, config: TrainConfig, devices: Devices, pairs: int, gradients_stay: bool) -> None:
-        """Run a chunk of `pairs` pairs. gradients_stay: whether .grad of the weights counts as memory; else each
-        gradient is freed at once."""
+        """Build the towers and run a chunk of `pairs` pairs, forward and backward, on fake tensors.
+
+        gradients_stay: whether .grad of the weights counts as memory; else each gradient is freed at once. Raises
+        ConfigError for a model that cannot be built.
+        """
         with torch.device("meta"):
             self.model = model = build_model(
                 replace(config, model=replace(config.model, frozen_cache_mb=0)), load_pretrained=False
@@ -101,6 +105,11 @@ class FakeTowers:
     def _run(
         self, inputs: Sequence[Tensor], tensors: Iterable[Tensor], dtype: torch.dtype | None, recomputed: bool
     ) -> None:
+        """Run a chunk forward and backward; set graph, forward, backward, width, and the FLOPs of the whole chunk.
+
+        tensors: weights and buffers, which do not count. dtype: of autocast; None: none. recomputed: whether activation
+        checkpointing computes the forward again.
+        """
         # an outer autocast, which is off, keeps casts of the weights until the backward is over, as the trainer's does
         with Measured([*tensors, *inputs]) as measured, torch.autocast("cpu", enabled=False):
             embeddings = [embed(tower, rows, dtype) for tower, rows in zip(self._towers, inputs, strict=True)]
@@ -113,12 +122,12 @@ class FakeTowers:
         self.backward, self.forward_flops, self.backward_flops = measured.peak, flops, repeated
 
     def gathered(self, shards: int) -> tuple[int, int, int]:
-        """Return the bytes of the weights that fully_shard gathers: (in the forward pass of a chunk, in the backward
-        pass of a chunk, once in a step).
+        """Return the bytes of weights that fully_shard gathers: (forward and backward pass of a chunk, once in a step).
 
-        The backward pass skips the frozen layers below the first layer that trains; but the last of these frozen layers
-        is prefetched, and kept for the next chunk. If one tower serves both sides, its layers are gathered for each
-        side, its other weights once. shards: how many ranks share one copy of the weights.
+        The three numbers are for the forward pass, the backward pass, and once in a step. The backward pass skips the
+        frozen layers below the first layer that trains; but the last of these frozen layers is prefetched, and kept for
+        the next chunk. If one tower serves both sides, its layers are gathered for each side, its other weights once.
+        shards: how many ranks share one copy of the weights.
         """
         forward, backward, once = 0, 0, 0
         for tower, sides in Counter(self._towers).items():
@@ -134,22 +143,26 @@ class FakeTowers:
 
 
 def gathered_parts(tower: nn.Module) -> list[int]:
-    """Return the bytes of each part that a sharded tower gathers at once: of the weights outside of layers, then of
-    each layer, the largest last."""
+    """Return the bytes of each part of a tower that fully_shard gathers at once.
+
+    First those of the weights outside of layers (see `layers_of`), then those of each layer, the largest last.
+    """
     layers = sorted(nbytes(layer.parameters()) for layer in layers_of(tower))
     return [nbytes(tower.parameters()) - sum(layers), *layers]
 
 
 def embed(tower: nn.Module, inputs: Tensor, dtype: torch.dtype | None) -> Tensor:
-    """Return the embeddings of a tower under autocast. Texts count as texts of full length, as fake tokens have no
-    values. dtype: of autocast; None: no autocast."""
+    """Return the embeddings (b, D) of a tower under autocast, for `inputs` (b, …).
+
+    Texts count as texts of full length, as fake tokens have no values. dtype: of autocast; None: no autocast.
+    """
     lengths = np.full(len(inputs), inputs.shape[1]) if isinstance(tower.trunk, Grouped) else None
     with torch.autocast("cpu", dtype, enabled=dtype is not None):
         return tower(inputs, lengths)
 
 
 def nbytes(tensors: Iterable[Tensor], multiple: int = 1) -> int:
-    """Return the bytes of tensors, each padded with rows until `multiple` divides its number of rows."""
+    """Return the bytes of tensors, each padded with rows until `multiple` divides its first dimension."""
     sizes = ((tensor.nbytes, tensor.shape[:1].numel()) for tensor in tensors)
     return sum(size // rows * -(-rows // multiple) * multiple for size, rows in sizes)
 
@@ -162,7 +175,8 @@ def free_gradient(parameter: Tensor) -> None:
 def planned_inputs(config: TrainConfig, model: TwoTowerModel, world_size: int, pairs: int) -> tuple[Tensor, Tensor]:
     """Return tensors like the inputs of the x and y towers for `pairs` pairs and their extra items.
 
-    Texts have their largest length. With classes, y holds one rank's share of them; world_size: the number of ranks.
+    Their shapes and dtypes count, their values mean nothing. Texts have their largest length. With classes, y holds one
+    rank's share of them; world_size: the number of ranks.
     """
     data, names, items = config.data, config.run.classes or [], pairs + further_items(config, pairs)
     is_qa = config.task is Task.question_passage

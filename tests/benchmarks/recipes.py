@@ -22,7 +22,7 @@ from dyad.eval.metrics.auc import auc_values
 from dyad.eval.metrics.bootstrap import comparison
 from dyad.eval.tasks.labelled import RareClass, TrainedClasses
 from dyad.evaluation.load_run import find_run, load_run
-from dyad.evaluation.main import untrained
+from dyad.evaluation.main import build_untrained
 from dyad.evaluation.suite import build_evaluators
 from dyad.train.distributed.world import World
 from dyad.train.towers.tower import Tower, TwoTower
@@ -65,7 +65,7 @@ def main() -> None:
     for path in (word for word in sys.argv[1:] if not word.startswith("suite=")):
         run = load_run(*find_run(path))
         config = replace(run.config, eval=replace(run.config.eval, suite=[*run.config.eval.suite, *suite]))
-        towers, before = run.model.towers, untrained(config).towers
+        towers, before = run.model.towers, build_untrained(config).towers
         plain = TwoTower(pixels(towers.x_tower), pixels(towers.x_tower))
         made = {"trained": towers, "untrained": before, "pixels": plain}
         encoders = {name: Encoder.of(config, replace(run.model, towers=of), World()) for name, of in made.items()}

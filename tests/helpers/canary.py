@@ -5,7 +5,7 @@ from typing import Any
 
 
 class Canary:
-    """Whoever unpickles it makes a file."""
+    """An object whose unpickling makes the file `path`, which tells that a pickle was loaded."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

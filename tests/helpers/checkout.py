@@ -12,6 +12,7 @@ UNSEEN = ROOT / "data/samples/emoji/twemoji-unseen.tar"
 
 
 def link(source: Path, folder: Path, without: Collection[str]) -> None:
+    """Make `folder`, with a link to each entry of the folder `source` but those named in `without`."""
     folder.mkdir(exist_ok=True)
     for entry in source.iterdir():
         if entry.name not in without:
@@ -19,7 +20,10 @@ def link(source: Path, folder: Path, without: Collection[str]) -> None:
 
 
 def write_few_topics(folder: Path, verses: int) -> None:
-    """The first verses and what is said of them: the whole takes minutes to encode."""
+    """Write a BEIR folder with the first `verses` passages of TOPICS, their judgements and the queries of these.
+
+    The whole of TOPICS takes minutes to encode.
+    """
     (folder / "qrels").mkdir(parents=True)
     corpus = (TOPICS / "corpus.jsonl").read_text().splitlines(keepends=True)[:verses]
     kept = {json.loads(line)["_id"] for line in corpus}
@@ -35,7 +39,7 @@ def write_few_topics(folder: Path, verses: int) -> None:
 
 
 def write_few_images(path: Path) -> Path:
-    """A shard of the first 40 of Twemoji."""
+    """Write a shard with the first 40 images of UNSEEN, and return its path."""
     with tarfile.open(UNSEEN) as shard, tarfile.open(path, "w") as few:
         for member in islice(shard, 80):  # an image and its fields
             few.addfile(member, shard.extractfile(member))

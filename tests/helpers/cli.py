@@ -48,7 +48,10 @@ class Ended:
 
 
 class Commands:
-    """The process that starts commands, for tests. Outputs lie in `folder`."""
+    """A process with the imports of commands, which starts each command in a fork of itself.
+
+    Outputs lie in `folder`. `close` must be called at the end.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._folder, self._count = folder, 0
@@ -63,31 +66,35 @@ class Commands:
         )
 
     def start(self, *arguments: str, cwd: str = str(ROOT), **environment: str) -> Running:
+        """Start `python -m` with these arguments (module first), and do not wait. environment: variables to set."""
         self._count += 1
         out = self._folder / f"out-{self._count}.txt"
         out.touch()  # the process makes it only when it has begun
         return Running(self, self.ask(start=arguments, cwd=cwd, out=str(out), env=environment), out)
 
     def run(self, *arguments: str, cwd: str = str(ROOT), **environment: str) -> Ended:
+        """Run a command as `start` does, and wait for its end."""
         return self.start(*arguments, cwd=cwd, **environment).wait()
 
     def world(self, size: int, *arguments: str, **environment: str) -> list[Ended]:
-        """As torchrun starts them on one machine."""
+        """Run a command in `size` processes, as torchrun does on one machine; return how each rank ended."""
         return [r.wait() for r in self.started(size, *arguments, coming=None, **environment)]
 
     def started(self, size: int, *arguments: str, coming: Sequence[int] | None, **environment: str) -> list[Running]:
-        """coming: the ranks that do start; None: all."""
+        """Start the ranks of a job as torchrun does, and do not wait. coming: the ranks that do start; None: all."""
         port = str(free_port())
         common = {"WORLD_SIZE": str(size), "LOCAL_WORLD_SIZE": str(size), "MASTER_ADDR": "localhost"}
         ranks = [{"RANK": str(r), "LOCAL_RANK": str(r), "MASTER_PORT": port, **common} for r in range(size)]
         return [self.start(*arguments, **{**ranks[r], **environment}) for r in coming or range(size)]
 
     def ask(self, **question: object) -> int:
+        """Send one JSON line to the process (see the module), and return the number that it answers."""
         assert self._server.stdin and self._server.stdout
         print(json.dumps(question), file=self._server.stdin, flush=True)
         return int(self._server.stdout.readline())
 
     def close(self) -> None:
+        """End the process that starts commands. Commands that still run are not ended."""
         # not by the end of its input: forks of this process, such as loader workers, may hold that open
         self._server.communicate("{}\n")
         assert self._server.returncode == 0
@@ -97,7 +104,10 @@ _tried = count(61 * os.getpid())
 
 
 def free_port() -> int:
-    """A port below those that the kernel hands out: another process may have one of these before rank 0 listens."""
+    """Return a free port below those that the kernel hands out.
+
+    One of the kernel's may be another process's before rank 0 listens.
+    """
     while True:
         port = 10_000 + next(_tried) % 20_000
         with suppress(OSError), socket.socket() as free:
@@ -107,27 +117,30 @@ def free_port() -> int:
 
 @cache
 def server() -> Commands:
-    """The process that starts the commands of all tests of this process. Its end must be waited for: `close`."""
+    """Return the Commands of all tests of this process, started at the first call. Call its `close` at the end."""
     return Commands(Path(tempfile.mkdtemp()))
 
 
 @dataclass(frozen=True)
 class Running:
+    """A command that was started. pid: its process. path: the file with its output."""
+
     commands: Commands
     pid: int
     path: Path
 
     @property
     def out(self) -> str:
-        """What it said, but for what gloo of torch 2.8 says of its connections."""
+        """What the command has printed so far, without the lines of gloo of torch 2.8 on its connections."""
         return GLOO.sub("", self.path.read_text())
 
     def wait(self) -> Ended:
+        """Wait for the end of the command. Call it once."""
         return Ended(self.commands.ask(wait=self.pid), self.out)
 
 
 def warm() -> None:
-    """Import what commands need."""
+    """Import what commands need, and fill the caches that each command would fill: Hydra, open_clip, Matplotlib."""
     for module in HEAVY:
         import_module(module)
     compose = sys.modules["dyad.train.cli.compose"]
@@ -140,7 +153,7 @@ def warm() -> None:
 
 
 def share_tables(tokenizer: Any) -> None:
-    """Give open_clip's tokenizers the tables of one: to read its 49,000 merges is a tenth of a short run."""
+    """Make all tokenizers of open_clip share the tables of one, as reading 49,000 merges is a tenth of a short run."""
     read, tables = tokenizer.__init__, vars(tokenizer())
 
     def shared(self: Any, context_length: int | None = tables["context_length"], **options: Any) -> None:
@@ -153,6 +166,7 @@ def share_tables(tokenizer: Any) -> None:
 
 
 def serve() -> None:
+    """Answer the lines of standard input as the module says, until {}."""
     sys.path[:1] = [str(ROOT / "tests"), str(ROOT)]  # not helpers/; this checkout, wherever .venv is from
     gc.disable()  # imports make many objects, and they stay
     warm()
@@ -176,7 +190,10 @@ def serve() -> None:
 
 
 def become(arguments: Sequence[str], out: str, environment: Mapping[str, str]) -> int:
-    """The exit code. To take all those modules apart would cost more than most commands, so the process just ends."""
+    """Run a module as `python -m` in this forked process, with output to the file `out`; return the exit code.
+
+    The caller ends the process by os._exit: to take all modules apart would cost more than most commands.
+    """
     os.setsid()
     file = os.open(out, os.O_RDWR | os.O_CREAT, 0o644)  # a terminal that may be read becomes the session's own
     for stream in (1, 2):

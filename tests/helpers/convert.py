@@ -18,6 +18,7 @@ TEXT = 'Béla\rsaid: "no"\tor\r\nyes\u2028…'  # what tables, lines and quotes 
 
 
 def context(n: int, title: str = "", named: bool = True) -> dict[str, Any]:
+    """Return passage `n` as a row of DPR has it. named: whether it has an id."""
     fields = {"title": title, "text": f"passage {n} {TEXT}"}
     return {**fields, "passage_id": f"p{n}"} if named else fields
 
@@ -47,18 +48,20 @@ DPR = {"question": "x", "positive_ctxs": [{"text": "a"}]}
 
 
 def write_dpr(path: Path, rows: list[Any]) -> Path:
+    """Write a DPR file, one JSON list of the rows, and return its path."""
     path.write_text(json.dumps(rows, ensure_ascii=False))
     return path
 
 
 def write_lines(path: Path, rows: list[Any]) -> Path:
+    """Write a .jsonl file and return its path. A row that is a text is written as it is."""
     path.write_text("".join(row if isinstance(row, str) else json.dumps(row) + "\n" for row in rows))
     return path
 
 
 @dataclass(frozen=True)
 class Converted:
-    """The new folder, and what to name to read it."""
+    """The result of a conversion. source, corpus: the values of data.train and data.passage.corpus to read it."""
 
     folder: Path
     target: Target
@@ -75,6 +78,7 @@ class Converted:
 
 
 def converted(source: Path | str, out: Path, target: Target, **options: Any) -> Converted:
+    """Convert `source` into the folder `out` by `data pack`. options: of PackOptions."""
     convert(str(source), PackOptions(out=str(out), to=target, **options))
     return Converted(out, target, options.get("split", "train"))
 
@@ -83,13 +87,14 @@ Read = tuple[Question, list[Passage], list[Passage], list[Passage]]
 
 
 def read(made: Converted) -> list[Read]:
-    """As training reads it."""
+    """Return (question, right, other and hard negative passages) of each row, as training reads a conversion."""
     config = DataConfig(passage=PassageConfig(corpus=made.corpus), question=QuestionConfig(split=made.split))
     rows = map(open_questions(made.source, config).row, range(len(open_questions(made.source, config))))
     return [(row.question, [*row.positives], [*row.negatives], [*row.hard_negatives]) for row in rows]
 
 
 def write_beir(folder: Path, qrels: str = "q1\tb\t2\nq1\ta\t0\nq2\ta\t1\n", split: str = "test") -> Path:
+    """Write a BEIR folder with the passages a … d, the queries q0 … q2 and the judgements `qrels` of one split."""
     (folder / "qrels").mkdir(parents=True)
     write_lines(folder / "corpus.jsonl", [{"_id": n, "title": f"T{n}", "text": f'"{n}" {TEXT}'} for n in "abcd"])
     write_lines(

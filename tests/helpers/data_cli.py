@@ -16,12 +16,12 @@ from dyad.process import run
 
 
 def command(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    """A real second process."""
+    """Run `python -m data` in a process of its own, and return its exit code and output."""
     return subprocess.run([sys.executable, "-m", "data", *map(str, arguments)], capture_output=True, text=True)
 
 
 def ended(monkeypatch: pytest.MonkeyPatch, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    """The same in this process, without the seconds of imports: its exit code, and what it says."""
+    """Run `python -m data` in this process, without the seconds of imports; return its exit code and output."""
     monkeypatch.setattr(sys, "argv", ["data", *map(str, arguments)])
     code: Any = 0
     with redirect_stdout(StringIO()) as out, redirect_stderr(StringIO()) as err:
@@ -33,12 +33,13 @@ def ended(monkeypatch: pytest.MonkeyPatch, *arguments: str | Path) -> subprocess
 
 
 def here(monkeypatch: pytest.MonkeyPatch, *arguments: str | Path) -> None:
-    """The same in this process."""
+    """Run `python -m data` in this process, and let its errors through."""
     monkeypatch.setattr(sys, "argv", ["data", *map(str, arguments)])
     main()
 
 
 def code_of(monkeypatch: pytest.MonkeyPatch, *arguments: str | Path) -> int:
+    """Run `python -m data` in this process, which must exit, and return the exit code."""
     monkeypatch.setattr(sys, "argv", ["data", *map(str, arguments)])
     with pytest.raises(SystemExit) as caught:
         run(main)

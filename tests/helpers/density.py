@@ -57,14 +57,17 @@ register_text_tower("table", captions)
 
 @dataclass(frozen=True)
 class Density:
-    """A known density: p_XN, p(y|x) of N items for each of X contexts; folder: with the pairs and the towers."""
+    """A known density, with pairs drawn from it. p_XN: p(y|x) of N items for each of X contexts.
+
+    folder: has the pairs, pairs.tar, and the plugin with the towers, tables.py.
+    """
 
     p_XN: np.ndarray
     folder: Path
 
     @staticmethod
     def write(folder: Path, contexts: int, items: int, rows: int, seed: int = 0) -> Density:
-        """Write a shard in which each context has `rows` pairs, in whole numbers nearest to a skewed density."""
+        """Write the files, with about `rows` pairs of each context; the density, a skewed one, is that of the pairs."""
         p_XN = np.random.default_rng(seed).dirichlet(np.full(items, 0.7), contexts)
         counts = np.maximum(np.round(p_XN * rows), 1).astype(int)
         pairs = [(x, y) for x in range(contexts) for y in range(items) for _ in range(counts[x, y])]
@@ -89,7 +92,7 @@ class Density:
         return ["train", *words.values()]
 
     def learnt(self, run: str) -> tuple[np.ndarray, np.ndarray]:
-        """Total variation of p(y|x) and u/Z of each context, and log Z of each, (X,)."""
+        """Return (total variation of p(y|x) and u/Z, log Z) of each context, (X,) each, by the newest checkpoint."""
         last = max((self.folder / "runs" / run / "checkpoints").glob("step_*"))
         weights = load_file(last / "model.safetensors")
         x_XD, y_ND = (weights[f"towers.{side}_tower.trunk.weight"] for side in "xy")

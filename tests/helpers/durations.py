@@ -36,13 +36,14 @@ class Row:
 
 
 def read() -> list[Row]:
+    """Return the rows of tests/durations.md, in its order."""
     lines = (line.strip("|").split("|") for line in TABLE.read_text().splitlines() if line.startswith("| "))
     cells = [[cell.strip() for cell in line] for line in lines]
     return [Row(float(seconds), int(tests), path, why) for seconds, tests, path, why in cells[2:]]
 
 
 def write(seconds: Mapping[str, list[float]]) -> None:
-    """seconds: of each file's tests, their set-up and clean-up included."""
+    """Write tests/durations.md, longest first. seconds: file → those of each test, with set-up and clean-up."""
     why = {row.path: row.why for row in read()}
     rows = [Row(sum(tests), len(tests), path, why.get(path, "")) for path, tests in seconds.items()]
     rows.sort(key=lambda row: -row.seconds)
@@ -50,7 +51,10 @@ def write(seconds: Mapping[str, list[float]]) -> None:
 
 
 def fast(changed: Iterable[str]) -> Iterator[str]:
-    """Test files for a commit that changes these paths."""
+    """Yield the paths of test files to run for a commit that changes these paths.
+
+    First those in the folders that mirror the paths, then those with the least seconds a test, as SHARE has room.
+    """
     folders, rows = {mirror(path) for path in changed}, read()
     left = SHARE * sum(row.seconds for row in rows)
     for row in sorted(rows, key=lambda r: (str(Path(r.path).parent) not in folders, r.seconds / r.tests)):

@@ -15,7 +15,11 @@ OLD = {"tau": 0.07, "zeta": 0.0}
 
 @dataclass
 class Reference:
-    """An estimator with its state: dicts by sample id for each side."""
+    """An estimator (SogCLR, FastCLIP, iSogCLR, NUCLR) with its state: "u_x" and the like → sample id → number.
+
+    name: of the objective. n: number of samples. gamma: of the moving average u. options: of the objective. twice:
+    whether τ's gradient also has the part through the batch's own u. seen: samples so far.
+    """
 
     name: str
     n: int
@@ -65,6 +69,7 @@ class Reference:
         return gradients | ({} if wrong is None else {"wrong": of_x.grad})  # type: ignore[dict-item]
 
     def get(self, number: str, side: str, i: int) -> float | None:
+        """Return a number of sample i: the one that is kept, else its start (OLD), else None."""
         return self.state.get(f"{number}_{side}", {}).get(i, OLD.get(number))
 
     def kept(self, number: str, side: str, i: int) -> float:
@@ -137,6 +142,7 @@ class Reference:
         return loss, matrix, d_tau if self.name in ("fastclip_v0", "fastclip_v3") else 0.0
 
     def _descended(self, number: str, side: str, i: int, gradient: float) -> dict[str, float]:
+        """Return τ or ζ of sample i and its velocity after a step of momentum descent; the state is not changed."""
         o, before = self.options, self.get(f"{number}_velocity", side, i)
         old, clip = self.kept(number, side, i), o.get("tau_clip", math.inf)
         gradient = min(max(gradient, -clip), clip)

@@ -80,6 +80,7 @@ def towers(seed: int = 0) -> dict[str, nn.Module]:
 
 
 def encoder(seed: int = 0, **options: object) -> Encoder:
+    """Return an Encoder of the small `towers` in one process. options: of Encoder."""
     return Encoder(towers(seed), **{"world": LOCAL, "block": 16, **options})  # type: ignore[arg-type]
 
 
@@ -88,6 +89,7 @@ def random_images(count: int, seed: int = 0) -> Tensor:
 
 
 def unit_rows(count: int, width: int, seed: int) -> np.ndarray:
+    """Return random rows of length 1, float32 (count, width)."""
     rows = np.random.default_rng(seed).standard_normal((count, width), dtype=np.float32)
     return rows / np.linalg.norm(rows, axis=1, keepdims=True)
 
@@ -110,7 +112,7 @@ def recall_against_exact(hits: Hits, queries: np.ndarray, corpus: np.ndarray, **
 
 
 def check_ranking(evaluator: Evaluator, report: Report) -> None:
-    """What checkpoint.best may name is what the report has, but for counts and what an index finds."""
+    """Check that checkpoint.best may name the metrics of the report, but for counts and what an index finds."""
     found = {m for m in report.metrics if not m.startswith("num_") and "recall_against_exact" not in m}
     assert evaluator.higher_is_better() == {metric: not metric.endswith("_rank") for metric in found}
 
@@ -123,7 +125,7 @@ def some_captions() -> Keys:
 
 
 def right_matrix(owner: np.ndarray, image_keys: np.ndarray, text_keys: np.ndarray, truth: Truth) -> np.ndarray:
-    """(N, M) bool, by the definition, one pair at a time."""
+    """Return which of M texts are right for which of N images, (N, M) bool, by the definition, pair by pair."""
     right = np.zeros((len(image_keys), len(owner)), dtype=bool)
     for i in range(len(image_keys)):
         for j in range(len(owner)):

@@ -16,11 +16,15 @@ if TYPE_CHECKING:
 
 
 def near(monkeypatch: pytest.MonkeyPatch) -> None:
-    """From now on an export is loaded here. What loads it is the same; one export of each format does without this."""
+    """Make the comparison of exports run in this process, for the rest of the test.
+
+    The code that loads an export is the same; the tests have one export of each format without this.
+    """
     monkeypatch.setattr(library, "in_a_clean_process", load_here)
 
 
 def load_here(name: str, folder: Path, job: Path) -> None:
+    """Stand in for library.in_a_clean_process: load the export and compare it in this process."""
     reload.main(name, str(folder), job)
 
 

@@ -38,9 +38,12 @@ Embed = Callable[[Tensor], Tensor]  # pixels, uint8 (n, 3, S, S), or token ids (
 
 @dataclass(frozen=True)
 class Foreign:
-    """A model of another library. words: how a run names it. name: how `dyad.load` does. images, texts: what the
-    library computes from pixels and from texts. scale, bias: of its logits. image: size, interpolation, resize, mean
-    and std of its images. length: tokens of its texts."""
+    """A model of another library, and what that library computes with it.
+
+    words: how a run names it. name: how `dyad.load` does. images, texts: functions of the library, from pixels and from
+    texts to embeddings. scale, bias: of its logits. image: size, interpolation, resize, mean and std of its images.
+    length: tokens of its texts.
+    """
 
     words: list[str]
     name: str
@@ -76,7 +79,7 @@ def stand_in_hub(folder: Path) -> None:
 
 
 def of_open_clip(model: Any, name: str, words: list[str], source: str) -> Foreign:
-    """What open_clip's `model` computes; name: of its tokenizer."""
+    """Return the Foreign of an open_clip model. name: of its tokenizer. words, source: Foreign's words and name."""
     spec, tokenize = model.visual.preprocess_cfg, library.get_tokenizer(name)
     size = model.visual.image_size
     size = size[0] if isinstance(size, tuple) else size
@@ -97,6 +100,7 @@ def of_open_clip(model: Any, name: str, words: list[str], source: str) -> Foreig
 
 
 def open_clip_tag(tag: tuple[str, str] = TAG) -> Foreign:
+    """Return the model with published weights. tag: (model, weights). Needs `stand_in_hub`."""
     name, weights = tag
     published = open_clip.get_pretrained_cfg(name, weights)
     model = library.create_model(name, weights, force_quick_gelu=bool(published.get("quick_gelu")))
@@ -106,6 +110,7 @@ def open_clip_tag(tag: tuple[str, str] = TAG) -> Foreign:
 
 
 def open_clip_file(folder: Path) -> Foreign:
+    """Write an open_clip model, its settings and weights, into `folder`, and return it."""
     (folder / "mine.json").write_text(json.dumps({**SMALL, "quick_gelu": True}))
     library.add_model_config(folder / "mine.json")
     torch.manual_seed(1)
@@ -127,7 +132,7 @@ def clip_tokenizer() -> Any:
 
 
 def of_two_towers(folder: Path, kind: str) -> Foreign:
-    """A CLIP or a SigLIP of transformers."""
+    """Write a CLIP or a SigLIP of transformers into `folder`, and return it. kind: clip or siglip."""
     torch.manual_seed(2)
     if kind == "clip":
         tokenizer = clip_tokenizer()
@@ -184,4 +189,5 @@ MADE: dict[str, Callable[[Path], Foreign]] = {
 
 @torch.no_grad()
 def unit(embeddings: Tensor) -> Tensor:
+    """Return the rows scaled to length 1."""
     return normalize(embeddings, dim=-1)

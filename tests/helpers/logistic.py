@@ -18,13 +18,14 @@ N, WIDTH = 9, 5
 
 
 def embeddings(n: int = N, width: int = WIDTH, seed: int = 0) -> tuple[Tensor, Tensor]:
+    """Return random x and y, float64 (n, width), that take gradients."""
     generator = torch.Generator().manual_seed(seed)
     x, y = (torch.randn(n, width, generator=generator, dtype=torch.float64) for _ in range(2))
     return x.requires_grad_(), y.requires_grad_()
 
 
 def build(name: str, **options: Any) -> Any:
-    """In float64 to the last digit, the bias learning so that its gradient is compared too."""
+    """Build an objective in float64 with an exact scale, and a bias that learns, so that its gradient is compared."""
     objective: Any = build_objective(name, **{"bias_learnable": True, "temperature": 0.3, **options}).double()
     objective.logit_scale.data.fill_(-math.log(objective.options.temperature))
     objective.bias.data.fill_(objective.options.init_bias or 0.0)
@@ -32,6 +33,7 @@ def build(name: str, **options: Any) -> Any:
 
 
 def sp(a: Tensor) -> Tensor:
+    """Return softplus, log(1 + e^a)."""
     return torch.logaddexp(a, torch.zeros_like(a))
 
 
@@ -47,7 +49,7 @@ Pairs = dict[tuple[int, int], Tensor]
 
 
 def told_apart(s: Tensor, keys: Sequence[Tensor], duplicates: str, data: set, excluded: set) -> tuple[Pairs, Pairs]:
-    """Scores of the data and the noise pairs, one by one."""
+    """Return the scores of the data pairs and of the noise pairs, (row, column) → score."""
     of_data, of_noise = {}, {}
     for i, j in itertools.product(range(s.shape[0]), range(s.shape[1])):
         equal = duplicates != "keep" and any(j < len(key) and key[i] == key[j] for key in keys)
@@ -69,6 +71,11 @@ def reference(
     log_q: Tensor | None = None,
     relevance: Mapping[tuple[int, int], float] | None = None,
 ) -> Tensor:
+    """Return the loss of objective `name` on a whole batch, pair by pair.
+
+    objective: gives options, scale and bias. data: the right pairs (row, column); None: (i, i). excluded: pairs that do
+    not count. log_q: of each column. relevance: weights of right pairs.
+    """
     options, weights = objective.options, relevance or {}
     if options.similarity.value == "cosine":
         x, y = F.normalize(x, dim=1), F.normalize(y, dim=1)
@@ -93,6 +100,7 @@ def reference(
 
 
 def same_value_and_gradients(objective: Any, loss: Tensor, want: Tensor, *inputs: Tensor) -> None:
+    """Check that two losses are equal, and their gradients of the inputs and of the objective."""
     close(loss, want)
     leaves = [*inputs, *(p for p in objective.parameters() if p.requires_grad)]
     for got, expected in zip(torch.autograd.grad(loss, leaves), torch.autograd.grad(want, leaves), strict=True):

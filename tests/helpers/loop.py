@@ -75,6 +75,7 @@ def quiet_monitor() -> Monitor:
 
 
 def run(run_dir: Path, pause: float = 0.0, toy: Toy | None = None) -> tuple[str, int]:
+    """Train the toy in `run_dir`, from its newest checkpoint if there is one; return (status, last step)."""
     toy = toy or Toy(pause)
     run_dir.mkdir(parents=True, exist_ok=True)
     with locked(run_dir), StopRequest() as stop:
@@ -113,6 +114,7 @@ def run(run_dir: Path, pause: float = 0.0, toy: Toy | None = None) -> tuple[str,
 
 
 def start_again_and_again(run_dir: Path, pause: float) -> None:
+    """Start a run in a fork for each line of standard input; print its process id and, at its end, its wait status."""
     import torch._dynamo  # the first step of an optimiser would import it
 
     torch.set_num_threads(1)

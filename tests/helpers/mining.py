@@ -36,7 +36,7 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 
 
 def write_corpus(folder: Path, texts: Sequence[str]) -> Path:
-    """Passages p0, p1, …"""
+    """Write a corpus of the passages p0, p1, … with these texts, and return its path."""
     return write_lines(folder / "corpus.jsonl", [{"docid": f"p{i}", "text": text} for i, text in enumerate(texts)])
 
 
@@ -54,7 +54,7 @@ def row(name: str, right: Sequence[str], answers: Sequence[str] = ()) -> dict[st
 def source(
     folder: Path, texts: Sequence[str], rows: Sequence[Fields], scores: np.ndarray, judged: str | None = None
 ) -> MiningInput:
-    """scores (m, n): of each passage for each row."""
+    """Return what mining gets, from files written here. scores (m, n): of each of m passages for each of n rows."""
     corpus = str(write_corpus(folder, texts))
     config = DataConfig()
     config.passage.corpus = corpus
@@ -69,7 +69,7 @@ def untokenized(*texts: Any, **options: Any) -> Any:
 
 
 def random_source(folder: Path, seed: int, count: int = 60) -> tuple[MiningInput, list[str], list[dict[str, Any]]]:
-    """Passages with copies, questions with several rows, several right passages and answers."""
+    """Return (what mining gets, texts of passages, rows): copies, questions with several rows, passages and answers."""
     chance = random.Random(seed)
     texts = [" ".join(chance.choices("abcdefgh", k=3)) for _ in range(120)]  # 512 texts: some come twice
     rows = [
@@ -88,6 +88,6 @@ def random_source(folder: Path, seed: int, count: int = 60) -> tuple[MiningInput
 
 
 def mined(found: MiningInput, out: Path, **settings: Any) -> tuple[dict[str, list[str]], dict]:
-    """(question id → negatives, summary)."""
+    """Mine with these settings of MiningConfig; return (question id → negatives, summary)."""
     summary = mine(found, MiningConfig(**{"first_rank": 1, **settings}), out, World(), {})
     return {line["query_id"]: line["negatives"] for line in read_lines(out / "mined.jsonl")}, summary

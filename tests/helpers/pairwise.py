@@ -15,8 +15,10 @@ PATHS = ["bounded", "general"]
 
 
 def problem(b: int, m: int, path: str, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor, Tensor]:
-    """x, y and scale with moderate logits. For the general path two coordinates that meet a zero make the norms, and so
-    the bound, huge."""
+    """Return x (b, 6), y (m, 6) and a scale with moderate logits, for one path of log_partition.
+
+    For the general path two coordinates that meet a zero make the norms, and so the bound, huge.
+    """
     generator = torch.Generator().manual_seed(b + m)
     x, y = (torch.randn(n, 6, generator=generator, dtype=torch.float64) for n in (b, m))
     if path == "general":
@@ -36,7 +38,7 @@ def dense(
     row_weights: Tensor | None = None,
     column_weights: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Every sum by itself."""
+    """Return the log-sum-exps of all rows and of all columns, each sum by itself; −∞ where nothing is left."""
     s, pairs = x @ y.T, (scale.rows_b[:, None], scale.columns_M) if isinstance(scale, Scales) else (scale, scale)
     of_rows, of_columns = (s * each for each in pairs)
     of_rows = of_rows if column_weights is None else of_rows + column_weights
@@ -51,7 +53,7 @@ def dense(
 
 
 def gradients(rows: Tensor, columns: Tensor, *inputs: Tensor) -> tuple[Tensor, ...]:
-    """Of a sum with uneven weights, empty rows and columns apart."""
+    """Return the gradients of a sum of `rows` and `columns` with uneven weights; −∞ entries do not count."""
     weighted = [
         torch.linspace(0.5, 2.0, len(v), dtype=v.dtype)[v.isfinite()] @ v[v.isfinite()] for v in (rows, columns)
     ]
@@ -60,6 +62,7 @@ def gradients(rows: Tensor, columns: Tensor, *inputs: Tensor) -> tuple[Tensor, .
 
 
 def modulo(b: int, m: int, n: int) -> tuple[Tensor, Tensor]:
+    """Return keys of b rows and m columns, their numbers mod n."""
     return torch.arange(b) % n, torch.arange(m) % n
 
 

@@ -49,7 +49,7 @@ def make_run(folder: Path, *overrides: str, seed: int = 0) -> Path:
 
 
 def save_checkpoint(run: Path, config: TrainConfig, seed: int) -> Path:
-    """As the run began, with some noise, so that training has changed it."""
+    """Write the checkpoint of step 7: the weights at the start of the run plus noise, as if trained."""
     torch.manual_seed(seed)
     model = build_model(config)
     with torch.no_grad():
@@ -101,7 +101,7 @@ def _lines(path: Path, rows: list[dict]) -> None:
 
 
 def read_run(path: Path) -> Run:
-    """A TREC run."""
+    """Read a TREC run: query id → document id → score."""
     run: Run = {}
     for scored in ir_measures.read_trec_run(str(path)):
         run.setdefault(scored.query_id, {})[scored.doc_id] = scored.score
@@ -109,7 +109,7 @@ def read_run(path: Path) -> Run:
 
 
 def read_qrels(path: Path) -> Qrels:
-    """TREC or BEIR judgements."""
+    """Read judgements of TREC or BEIR (.tsv): query id → document id → grade."""
     qrels: Qrels = {}
     for line in path.read_text().splitlines():
         query, *_, document, grade = line.split("\t" if path.suffix == ".tsv" else None)

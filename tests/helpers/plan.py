@@ -43,12 +43,16 @@ MODELS = {
 
 
 def planned(name: str, *words: str) -> TrainConfig:
+    """Compose a configuration of MODELS, without a cache of frozen features. words: further arguments."""
     config = compose_config([*MODELS[name].split(), "steps=10", *words])
     return replace(config, model=replace(config.model, frozen_cache_mb=0))
 
 
 def measured_step(config: TrainConfig, world: World) -> tuple[float, Counter[str]]:
-    """The most bytes that a rank holds at one time, and the bytes of each kind of collective."""
+    """Return (the most bytes that a rank holds in a real step, kind of collective → bytes), of the second step.
+
+    Every rank of `world` must call it.
+    """
     model = build_model(config, load_pretrained=False)
     count = config.global_batch_size // world.size
     inputs = planned_inputs(config, model, world.size, count)
@@ -75,7 +79,7 @@ def measured_step(config: TrainConfig, world: World) -> tuple[float, Counter[str
 
 
 class LetGo(TorchDispatchMode):
-    """Ends each collective only when gloo's thread no longer holds its tensors.
+    """A mode in which each collective ends only when gloo's thread no longer holds its tensors.
 
     torch's profiler counts what a thread of its own frees. What gloo's thread is the last to hold counted as never
     freed, each time that thread got no processor between the end of a collective and letting go.

@@ -87,8 +87,11 @@ def reference_loss(
     relevance: Weights | None = None,
     **_: Any,
 ) -> Tensor:
-    """Of a global batch. further: columns beyond y; wrong: rows beyond x, without a positive; listed: positives,
-    instead of (i, i); omega: of columns."""
+    """Return the loss of a global batch. same: whether a row and a column are one item.
+
+    further: columns beyond y. wrong: rows beyond x, without a positive. listed: positives (row, column), instead of
+    (i, i). excluded: pairs that do not count. omega: log weights of columns. Other options are those of objectives.
+    """
     weight_of, pairs = relevance or {}, len(x)
     x = x if wrong is None else torch.cat([x, wrong])
     columns = y if further is None else torch.cat([y, further])

@@ -91,19 +91,23 @@ def records(**changed: Any) -> list[dict[str, Any]]:
 
 
 def item(i: int, image: bool = False, **more: Any) -> dict[str, Any]:
+    """Return item `i` of an example case. image: whether it has a picture."""
     seen = {"picture": f"{i}.webp"} if image else {}
     return {"id": f"id-{i}", "text": WORDS[i % len(WORDS)], **seen, **more}
 
 
 def case(kind: str, query: dict[str, Any], answers: Mapping[str, Sequence[dict[str, Any]]], **value: float) -> Any:
+    """Return an example case of a result. kind: best, worst or random. answers: system → items found."""
     return {"kind": kind, "query": query, "value": value, "systems": answers, "right": [item(4)]}
 
 
 def found(image: bool, right: int, **more: Any) -> list[dict[str, Any]]:
+    """Return five items that were found, best first. right: the index of the right one; above 4: none is right."""
     return [item(i, image, score=0.9 - i / 10, right=i == right, **more) for i in range(5)]
 
 
 def retrieval() -> dict[str, Any]:
+    """Return a result of image–text retrieval, with images."""
     metrics = {f"{d}_R@{k}": 0.1234567 * k for d in ("image_to_text", "text_to_image") for k in (1, 5)}
     counts = {"image_to_text_mean_rank": 9.5, "image_to_text_median_rank": 4.0, "num_images": 60.0, "num_texts": 70.0}
     kinds = ("best", "worst", "random")
@@ -124,6 +128,7 @@ def retrieval() -> dict[str, Any]:
 
 
 def zero_shot() -> dict[str, Any]:
+    """Return a result of zero-shot classification, with hostile class names and one without samples."""
     classes = ["cats", HOSTILE, "birds and bees with a very long name", "$\\frac{$ Größe"]
     counts = [[8, 1, 1, 0], [2, 5, 2, 1], [0, 0, 9, 1], [0, 0, 0, 0]]
     return {
@@ -144,6 +149,7 @@ def zero_shot() -> dict[str, Any]:
 
 
 def passages() -> dict[str, Any]:
+    """Return a result of passage retrieval, with baselines."""
     metrics = {"nDCG@10": 0.3517, "Recall@100": 0.6525, "MRR@10": 0.3843, "num_questions": 500.0, "num_passages": 9e3}
     interval = {"nDCG@10": [0.31, 0.39], "Recall@100": [0.6, 0.7], "MRR@10": [0.33, 0.44]}
     others = {"bm25": -0.02, "untrained": 0.11}
@@ -190,6 +196,7 @@ def passages() -> dict[str, Any]:
 
 
 def scores() -> dict[str, Any]:
+    """Return the histograms of scores in a result."""
     edges = np.linspace(-1, 1, 21).round(3).tolist()
     return {"edges": edges, "right": [*[0] * 10, *range(10)], "wrong": [*range(10), *[0] * 10], "best_wrong": [1] * 20}
 
@@ -202,7 +209,7 @@ def write_run(
     state: Mapping[str, Any] | None = None,
     log: str = "",
 ) -> Path:
-    """lines: of metrics.jsonl, results: of eval/; by default those of a healthy run on three data sets."""
+    """Write a run folder. lines: of metrics.jsonl, results: of eval/; by default of a healthy run on three sets."""
     (folder / "eval").mkdir(parents=True)
     (folder / "config.yaml").write_text(OmegaConf.to_yaml(OmegaConf.create(dict(config))))
     shown = records() if lines is None else lines
@@ -217,7 +224,7 @@ def write_run(
 
 
 def finished(run: Path) -> tuple[list[dict[str, Any]], Path]:
-    """What a run ends with: its results, their images in its folder, and a page."""
+    """Return (results, report page) of a finished run; write their images and the page into its folder."""
     results, report = [retrieval(), zero_shot(), passages()], run / "report.html"
     for result in results:
         write_images(run / "eval" / f"{result['dataset']}.pictures")
@@ -226,6 +233,7 @@ def finished(run: Path) -> tuple[list[dict[str, Any]], Path]:
 
 
 def write_images(folder: Path, size: int = 48, noise: bool = False) -> None:
+    """Write six small images, 0.webp …, grey or of noise."""
     folder.mkdir(parents=True, exist_ok=True)
     generator = np.random.default_rng(0)
     for i in range(6):
@@ -284,6 +292,7 @@ class Seen(HTMLParser):
 
 
 def seen(page: Path) -> Seen:
+    """Parse a page."""
     parser = Seen()
     parser.feed(page.read_text(encoding="utf-8"))
     return parser

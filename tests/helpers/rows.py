@@ -16,7 +16,10 @@ Fields = dict[str, Any]
 
 
 class Letters:
-    """Code points; a pair has a 1 between its texts. Padded to the longest row, rounded up to 8, at most `length`."""
+    """A tokenizer: tokens are code points; a pair has a 1 between its texts.
+
+    Rows are padded to the longest one, rounded up to 8, and cut to `length`.
+    """
 
     def __call__(self, texts: list[str], length: int, pairs: list[str] | None = None) -> Tensor:
         rows = [[ord(c) for c in text] for text in texts]
@@ -30,7 +33,7 @@ tokenize = Letters()
 
 
 def texts_of(tokens: Tensor) -> list[str]:
-    """What `tokenize` was given, cut to its length."""
+    """Return the texts that `tokenize` was given, cut to its length, with | between those of a pair."""
     return ["".join(chr(c) for c in row if c != PADDING).replace("\1", "|") for row in tokens.tolist()]
 
 

@@ -53,7 +53,7 @@ def make_run(folder: Path, *overrides: str, fit: int = 0, val: Path | None = EMO
 
 
 def save_checkpoint(run: Path, config: TrainConfig, seed: int = 0, step: int = 7, fit: int = 0) -> Path:
-    """fit: how many quick steps towards telling a few emoji apart; 0 leaves the weights random."""
+    """Write a checkpoint of random weights, after `fit` quick steps towards telling a few emoji apart."""
     torch.manual_seed(seed)
     model = build_image_text(config.model)
     quick_fit(model, distinct_emoji(120), fit)
@@ -64,7 +64,7 @@ def save_checkpoint(run: Path, config: TrainConfig, seed: int = 0, step: int = 7
 
 
 def quick_fit(model: ImageTextModel, emoji: list[Emoji], steps: int) -> None:
-    """A few dense steps on half of the emoji, against their names and their groups in turn."""
+    """Train for some dense steps on half of the emoji, against their names and their groups in turn."""
     images = torch.stack([decode(e.image, 10_000) for e in emoji[::2]])
     texts = [model.tokenize([e.label for e in emoji[::2]]), model.tokenize([e.group for e in emoji[::2]])]
     optimizer = torch.optim.AdamW(model.towers.parameters(), lr=1e-3)

@@ -16,8 +16,10 @@ MODULES = """
 
 
 def write_shadows(folder: Path) -> None:
-    """Modules that leave a file `ran-NAME` in the folder and end the process when they are imported; settings of
-    Matplotlib and W&B that would end it, or send an API key elsewhere."""
+    """Write modules that leave a file `ran-NAME` in the folder and end the process when they are imported.
+
+    Also settings of Matplotlib and W&B that would end it, or send an API key elsewhere.
+    """
     for path in [*(f"{name}.py" for name in MODULES), "data/__init__.py", "eval/__init__.py"]:
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
         mark = folder / f"ran-{path.replace('/', '-')}"

@@ -27,7 +27,7 @@ def image(number: int = 0, size: tuple[int, int] = (8, 6), kind: str = "PNG", mo
 
 
 def write_tar(path: Path, members: Iterable[Member], tar_format: int = tarfile.USTAR_FORMAT) -> Path:
-    """A tar of regular files, in order."""
+    """Write a tar of regular files, in order, and return its path."""
     with tarfile.open(path, "w", format=tar_format) as tar:
         for name, payload in members:
             info = tarfile.TarInfo(name)
@@ -54,7 +54,7 @@ def opened(*paths: Path | str) -> Shards:
 
 
 def index_shard(path: str) -> ShardIndex:
-    """The index of one shard: the stored one, or that of a new scan."""
+    """Return the index of one shard: the stored one, or that of a new scan, which is stored."""
     (index,) = index_shards([path])
     return index
 
@@ -64,6 +64,7 @@ def problems(path: Path) -> list[str]:
 
 
 def headers_of(path: Path) -> list[int]:
+    """Return the offset of the header of each member of a tar."""
     with tarfile.open(path) as tar:
         return [member.offset for member in tar]
 
@@ -75,5 +76,5 @@ def overwrite(path: Path, offset: int, content: bytes) -> None:
 
 
 def stored(path: Path) -> Path:
-    """The facts of a shard's index."""
+    """Return the path of the JSON file of a shard's index."""
     return path.parent / ".index" / f"{path.name}.json"

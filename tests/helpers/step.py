@@ -69,6 +69,7 @@ def with_wrong_x(whole: Batch, per_row: Sequence[int]) -> Batch:
 
 
 def rows(of: Batch, start: int, stop: int) -> Batch:
+    """Return the pairs start … stop − 1 of a batch, with their extra items: what a rank or a chunk gets."""
     part, extra, extra_x = slice(start, stop), of.extra, of.extra_x
     if extra is not None:
         own = (extra.row >= start) & (extra.row < stop)
@@ -142,7 +143,7 @@ def dense_gradients(model: TwoTower, whole: Batch) -> tuple[Tensor, dict[str, Te
 
 
 def dense_gradients_over_all_columns(model: TwoTower, whole: Batch) -> tuple[Tensor, dict[str, Tensor]]:
-    """The same of OverAllColumns, by loops."""
+    """Return what `dense_gradients` does, for the loss of OverAllColumns, by loops."""
     assert whole.extra is not None
     extra, logit_scale = whole.extra, torch.tensor(0.5, dtype=next(model.parameters()).dtype, requires_grad=True)
     x, y, further = model.x_tower(whole.x), model.y_tower(whole.y), model.y_tower(extra.y)
@@ -173,7 +174,7 @@ def _gradients(loss: Tensor, model: TwoTower, logit_scale: Tensor) -> dict[str, 
 
 
 def gradients_of(step: TrainStep) -> dict[str, Tensor]:
-    """What the last step left in .grad: as it was used, not clipped away."""
+    """Return copies of .grad of towers and objective after the last step, as the optimiser used them."""
     named = {**dict(step.towers.named_parameters()), **dict(step.objective.named_parameters())}
     return {name: p.grad.clone() for name, p in named.items() if p.grad is not None}
 

@@ -11,6 +11,7 @@ LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 
 def write(folder: Path) -> None:
+    """Write the model, with random weights, and its tokenizer of letters to `folder`."""
     logging.disable_progress_bar()
     torch.manual_seed(0)  # or a test that compares two runs would meet other weights each time
     words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"##{letter}" for letter in LETTERS), *LETTERS]

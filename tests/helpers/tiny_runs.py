@@ -21,7 +21,7 @@ QUIET = {"data": "image_text", "data.captions": "[caption]"}  # no augmentation,
 
 
 def make_models(commands: Commands, folder: Path) -> Path:
-    """The folder, with open_clip.json and a transformers folder bert/ in it, both tiny."""
+    """Write open_clip.json and a transformers folder bert/, both tiny, into `folder`, and return it."""
     vision = {"image_size": 32, "layers": 1, "width": 32, "head_width": 16, "patch_size": 32}
     text = {"context_length": 16, "vocab_size": 49408, "width": 8, "heads": 2, "layers": 1}  # a wide table is slow
     (folder / "open_clip.json").write_text(json.dumps({"embed_dim": 32, "vision_cfg": vision, "text_cfg": text}))
@@ -31,7 +31,7 @@ def make_models(commands: Commands, folder: Path) -> Path:
 
 
 def tiny_arguments(models: Path, runs: Path, keys: Mapping[str, Any]) -> list[str]:
-    """`train` and its arguments, with run folders in `runs`; keys as they are typed override."""
+    """Return `train` and arguments for a tiny run, with run folders in `runs`; keys, as they are typed, override."""
     common = {
         "model": "cnn_minilm",
         "model.image.image_size": 32,
@@ -67,6 +67,7 @@ def losses(run: Path) -> list[float]:
 
 
 def without_timings(run: Path) -> list[dict[str, float]]:
+    """Return the lines of metrics.jsonl without what differs each time: times, rates and memory."""
     return [{k: v for k, v in r.items() if not any(t in k for t in TIMINGS)} for r in records(run)]
 
 
@@ -84,6 +85,7 @@ def only_run(folder: Path) -> Path:
 
 
 def wait_for(condition: Callable[[], bool], what: str, seconds: float = 120) -> None:
+    """Wait until condition() is true; fail with the text `what` after `seconds`."""
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, what
@@ -91,12 +93,13 @@ def wait_for(condition: Callable[[], bool], what: str, seconds: float = 120) -> 
 
 
 def logged(run: Path, step: int) -> bool:
+    """Whether metrics.jsonl has `step` lines or more."""
     path = run / "metrics.jsonl"
     return path.exists() and path.read_text().count("\n") >= step
 
 
 def refused(ended: Ended, code: int, *named: object) -> None:
-    """It left with this code, before anything was trained, and said one thing in at most 6 lines; see messages.py."""
+    """Check that a command ended with this code before training, with one error of at most 6 lines; see messages.py."""
     assert ended.code == code, ended.out
     assert len(ended.out.splitlines()) <= 6 and ended.out.count("error:") == 1, ended.out
     assert "Train Epoch" not in ended.out and "Traceback" not in ended.out, ended.out

@@ -29,7 +29,7 @@ def write_topics(folder: Path, topics: int = 24, passages: int = 8) -> Path:
 
 
 def arguments(bert: Path, topics: Path, runs: Path, keys: dict[str, Any]) -> list[str]:
-    """Of a run of seconds; keys as they are typed override."""
+    """Return `train` and arguments for a run of seconds; keys, as they are typed, override."""
     common = {
         "task": "question_passage",
         "model": "minilm",

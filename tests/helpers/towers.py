@@ -33,6 +33,7 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
 
 
 def config_file(folder: Path, architecture: str = "vit") -> str:
+    """Write an open_clip configuration of ARCHITECTURES, and return its path."""
     path = folder / f"{folder.name}_{architecture}.json"
     path.write_text(json.dumps(ARCHITECTURES[architecture]))
     return str(path)
@@ -43,10 +44,12 @@ def random_images(count: int, size: int) -> Tensor:
 
 
 def trained(module: nn.Module) -> set[str]:
+    """Return the names of the weights that train."""
     return {name for name, p in module.named_parameters() if p.requires_grad}
 
 
 def refused(config: ModelConfig, *named: object) -> None:
+    """Check that building the towers raises a ConfigError whose message has all that is named."""
     with raises(ConfigError, *named):
         build_image_text(config)
 

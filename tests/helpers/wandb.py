@@ -64,7 +64,7 @@ class Started:
     complaints: Path
 
     def end(self) -> str:
-        """What it said."""
+        """Wait for the end of the run, and return what it printed."""
         self.process.wait(timeout=100)
         return self.told.read_text()
 
@@ -92,6 +92,7 @@ def start(
 
 @cache
 def inspect(path: Path, *flags: str) -> str:
+    """Return what `wandb leet inspect --json` prints of the file of a run."""
     command = [str(Path(sys.executable).parent / "wandb"), "leet", "inspect", *flags, "--json", str(path)]
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
@@ -102,6 +103,7 @@ def sent(path: Path, kind: str) -> list[dict[str, Any]]:
 
 
 def steps(path: Path) -> list[tuple[int, str]]:
+    """Return (step, "train" or "val") of each line of history in the file of a run."""
     items = [record["item"] for record in sent(path, "history")]
     return [
         (item["trainer/global_step"], "train" if "train/loss" in item else "val")
@@ -111,8 +113,11 @@ def steps(path: Path) -> list[tuple[int, str]]:
 
 
 class Hub(BaseHTTPRequestHandler):
-    """Just enough of W&B's server to begin a run. Then it is silent, or ("drips") answers a byte a second, or it
-    refuses every key from the start, and says which."""
+    """Just enough of W&B's server to begin a run. then: what it does from then on.
+
+    "silent": no answer; "drips": answers a byte a second; "refuses": it refuses every key from the start, and says
+    which.
+    """
 
     protocol_version = "HTTP/1.1"
     then = "silent"
@@ -153,7 +158,10 @@ class Hub(BaseHTTPRequestHandler):
 
 @contextmanager
 def hub(then: str) -> Iterator[tuple[str, threading.Event]]:
-    """Its address, and whether it has begun a run."""
+    """Context manager: run a Hub in a thread; yield its address, and an Event that is set once a run has begun.
+
+    then: what it does from then on, as in Hub.
+    """
     begun = threading.Event()
     handler = type("OneHub", (Hub,), {"begun": begun, "then": then})
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler)

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 
 def _answers(entry: SuiteEntry, inputs: Inputs) -> Evaluator:
+    """Build the evaluator of an entry answers:ROWS, which scores all answers of the rows that it names."""
     from dyad.data.question_passage.prompts import answer_lists
     from dyad.eval.tasks.answers import Answers
 
@@ -25,6 +26,11 @@ def _answers(entry: SuiteEntry, inputs: Inputs) -> Evaluator:
 
 
 def _in_context(entry: SuiteEntry, inputs: Inputs) -> Evaluator:
+    """Build the evaluator of an entry in_context:TASK.json, and load the language model that its task file names.
+
+    The model of `inputs` chooses an example for each question; the language model scores the answers after it. Raises
+    ConfigError if the named model scores no answers.
+    """
     from dyad.data.question_passage.prompts import answer_lists, rows_as_prompts, with_prompt_length
     from dyad.eval.tasks.in_context import InContext
     from dyad.train.towers.models import LanguageModel
@@ -41,6 +47,10 @@ def _in_context(entry: SuiteEntry, inputs: Inputs) -> Evaluator:
 
 
 def _check_in_context(entry: SuiteEntry) -> tuple[InContextTask, FoundModel]:
+    """Read the task file of an entry in_context:TASK.json, and find, but not load, its rows and its language model.
+
+    Raises ConfigError if one of the three is missing or invalid.
+    """
     from dyad.evaluation.load_model import find_model
 
     task = read_in_context(entry.path)

@@ -26,7 +26,8 @@ def class_folders(path: Path) -> list[str]:
     """Return the names of the class folders in the folder `path`, in the order of the class indices.
 
     The names are the WordNet ids of ImageNet, n01440764 …, or the class indices, 0 … 999, as in ImageNet-V2. Raises
-    ConfigError unless there are exactly 1,000 folders with such names; files and hidden folders do not count.
+    ConfigError if `path` is no folder, or has not exactly 1,000 folders with such names; files and hidden folders do
+    not count.
     """
     if not path.is_dir():
         raise ConfigError(f"imagenet:{path} is no folder")
@@ -43,8 +44,11 @@ def class_folders(path: Path) -> list[str]:
 
 
 def class_prompts() -> dict[str, list[str]]:
-    """Return class name → its prompts, in the order of the class indices: open_clip's class names of ImageNet in
-    OpenAI's 80 templates. Of two classes of one name, each name gets its class index, as "missile (657)"."""
+    """Return class name → its prompts, in the order of the class indices, for the 1,000 classes of ImageNet.
+
+    The names are open_clip's, the prompts those names in OpenAI's 80 templates. If two classes have one name, their
+    keys have the class index behind it, as "missile (657)"; their prompts do not. Imports open_clip.
+    """
     from open_clip.zero_shot_metadata import IMAGENET_CLASSNAMES, OPENAI_IMAGENET_TEMPLATES
 
     templates = [template("{c}") for template in OPENAI_IMAGENET_TEMPLATES]
@@ -52,11 +56,19 @@ def class_prompts() -> dict[str, list[str]]:
 
 
 def _source(entry: SuiteEntry) -> tuple[list[str], str]:
+    """Return ([the folder of an entry imagenet:FOLDER], its key for messages): the argument `named` of `images`.
+
+    Raises ConfigError unless the folder has the class folders of ImageNet, see `class_folders`.
+    """
     class_folders(entry.path)  # raises ConfigError for any other folder
     return [str(entry.path)], entry.key
 
 
 def _imagenet(entry: SuiteEntry, shards: Shards, inputs: Inputs) -> Evaluator:
+    """Build the zero-shot evaluator of an entry imagenet:FOLDER; the class of an image is the name of its folder.
+
+    The label of an image, a WordNet id or an index, is replaced by its class name of `class_prompts`.
+    """
     classes = class_prompts()
     names = dict(zip(class_folders(entry.path), classes, strict=True))
     found = classification(entry, shards, inputs, "class", classes)

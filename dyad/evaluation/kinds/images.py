@@ -29,15 +29,17 @@ def images(
     named: Callable[[SuiteEntry], tuple[Any, str]] = lambda entry: (entry.target, entry.key),
     **own: Any,
 ) -> SuiteKind:
-    """Return a SuiteKind (how entries KIND:TARGET of one KIND are checked and built) for image_text models and for
-    targets that name shards of images.
+    """Return a SuiteKind for image_text models, whose targets name shards or tables of images.
 
-    build: makes the evaluator of an entry from its opened shards. form: how a target is written, for help texts. named:
-    returns, for an entry, (the shards that it names, in the syntax of data.train; the configuration key for messages).
-    own: data options that hold for the targets in place of those of the run.
+    A SuiteKind says how entries KIND:TARGET of one KIND are checked, and how their evaluators are built. Tables are
+    converted to shards when the evaluator is built. build: makes the evaluator of an entry from its opened shards.
+    form: how a target is written, for help texts. named: returns, for an entry, (the shards that it names, in the
+    syntax of data.train; the name of the entry in error messages), and may raise ConfigError. own: options data.* that
+    replace those of the run, for reading the targets and in the `inputs` that `build` gets.
     """
 
     def open_and_build(entry: SuiteEntry, inputs: Inputs) -> Evaluator:
+        """Open the shards of an entry, tables as shards, and call `build` with them."""
         from dyad.data.shards.shards import open_shards
 
         prepared = prepared_tables(table_options(replace(entry.data, **own)))
@@ -45,12 +47,17 @@ def images(
         return build(entry, open_shards(parse_sources(*named(entry), tables=prepared)), inputs)
 
     def check(entry: SuiteEntry) -> None:
+        """Raise ConfigError for shards and tables that are missing or invalid; nothing is opened."""
         parse_sources(*named(entry), tables=checked_tables(table_options(replace(entry.data, **own))))
 
     return SuiteKind(Task.image_text, form, check, open_and_build)
 
 
 def _retrieval(entry: SuiteEntry, shards: Shards, inputs: Inputs) -> Evaluator:
+    """Build the evaluator of retrieval between the images and the captions of an entry, in both directions.
+
+    With eval.truth=pairs, only the captions of an image are right for it, whatever data.text_key says.
+    """
     from dyad.data.image_text.items import retrieval_set
     from dyad.eval.tasks.image_text_retrieval import Retrieval
 
@@ -63,6 +70,10 @@ def _retrieval(entry: SuiteEntry, shards: Shards, inputs: Inputs) -> Evaluator:
 
 
 def _views(entry: SuiteEntry, shards: Shards, inputs: Inputs) -> Evaluator:
+    """Build the evaluator that finds the second view of each image by its first.
+
+    The views are drawn as in epoch 0 of training.
+    """
     from dyad.data.image_text.image_views import view_pairs
     from dyad.eval.tasks.image_text_retrieval import ViewRetrieval
 
@@ -72,6 +83,10 @@ def _views(entry: SuiteEntry, shards: Shards, inputs: Inputs) -> Evaluator:
 
 
 def _zero_shot(entry: SuiteEntry, shards: Shards, inputs: Inputs) -> Evaluator:
+    """Build the zero-shot evaluator of an entry zero_shot:TASK.json.
+
+    Raises DataError for an image of a class that the task file lacks, unless it says "others": "skip".
+    """
     from dyad.eval.tasks.zero_shot import keep_known_classes
 
     task = read_task(entry.path)
@@ -80,6 +95,10 @@ def _zero_shot(entry: SuiteEntry, shards: Shards, inputs: Inputs) -> Evaluator:
 
 
 def _wds(entry: SuiteEntry, shards: Shards, inputs: Inputs) -> Evaluator:
+    """Build the evaluator of an entry wds:FOLDER: zero-shot classification, or retrieval if the folder has no classes.
+
+    Retrieval uses eval.truth=pairs, as CLIP_benchmark does. Raises DataError for a label that is no class index.
+    """
     folder, config = read_wds(entry.path), inputs.config
     if not folder.classes:
         pairs = replace(config, eval=replace(config.eval, truth=Truth.pairs))
@@ -91,8 +110,12 @@ def _wds(entry: SuiteEntry, shards: Shards, inputs: Inputs) -> Evaluator:
 def classification(
     entry: SuiteEntry, shards: Shards, inputs: Inputs, label: str, classes: Mapping[str, Sequence[str]]
 ) -> ZeroShot:
-    """Return the zero-shot evaluator of a data set of labelled images. label: the field of a sample that holds its
-    class. classes: class name → its prompts."""
+    """Return the zero-shot evaluator of a data set of labelled images.
+
+    label: the field of a sample that holds its class. classes: class name → its prompts. The labels are used as they
+    are stored: if they are not class names, the caller replaces them in the attribute `data` of the result. Raises
+    SampleError for a sample without a label or an image.
+    """
     from dyad.data.image_text.items import labelled_set
     from dyad.eval.tasks.zero_shot import ZeroShot
 

@@ -20,6 +20,10 @@ if TYPE_CHECKING:
 
 
 def _labelled(entry: SuiteEntry, inputs: Inputs) -> Evaluator:
+    """Build the evaluator of an entry classes:SHARDS, of images or of texts, whose classes are those of training.
+
+    With data.rare it is the evaluator of this one class. The model of `inputs` must have been built with run.classes.
+    """
     from dyad.data.image_text.items import labelled_set
     from dyad.data.question_passage.text_views import labelled_texts, text_tokens, titled_text
     from dyad.eval.tasks.labelled import RareClass, TrainedClasses
@@ -40,6 +44,7 @@ def _labelled(entry: SuiteEntry, inputs: Inputs) -> Evaluator:
 
 
 def _check_labelled(entry: SuiteEntry) -> None:
+    """Raise ConfigError if the shards, tables or files of texts of an entry classes:SHARDS are missing or invalid."""
     if entry.data.items is ItemKind.pictures:
         parse_sources(entry.target, entry.key, tables=checked_tables(table_options(entry.data)))
     else:
@@ -51,8 +56,8 @@ def _check_labelled(entry: SuiteEntry) -> None:
 def _parts(tables: Callable[[Any], Tables], entry: SuiteEntry) -> tuple[list[list[ShardSource]], str]:
     """Return the sources of the training and of the test part of a probe, and the field that holds the class.
 
-    tables: returns, for the table options of a run, the function that finds or makes the shards of a table of images.
-    Raises ConfigError if the task file or a part is missing or invalid.
+    tables: `checked_tables`, which only checks tables, or `prepared_tables`, which converts them to shards. Raises
+    ConfigError if the task file or a part is missing or invalid.
     """
     named, label = read_probe(entry.path)
     found = tables(table_options(entry.data))
@@ -60,6 +65,12 @@ def _parts(tables: Callable[[Any], Tables], entry: SuiteEntry) -> tuple[list[lis
 
 
 def _probe(entry: SuiteEntry, inputs: Inputs) -> Evaluator:
+    """Build the evaluator of an entry probe:TASK.json, which fits a linear probe to frozen features of the model.
+
+    The samples are texts if the model takes no images, or if every file of the training part is a .jsonl file; the test
+    part must be of the same kind. Texts go through the y tower of a model of images and texts, all else through the x
+    tower. The classes are the labels of the training part, sorted.
+    """
     from dyad.data.image_text.items import labelled_set
     from dyad.data.question_passage.text_views import labelled_texts, text_tokens
     from dyad.data.shards.shards import open_shards

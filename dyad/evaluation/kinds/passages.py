@@ -18,6 +18,11 @@ if TYPE_CHECKING:
 
 
 def _passages(open_set: Callable[[str, DataConfig], QuestionSet], entry: SuiteEntry, inputs: Inputs) -> Evaluator:
+    """Build the evaluator of passage retrieval of an entry beir:FOLDER or dpr:PATH.
+
+    open_set: reads the questions that a target names. Entries with equal corpora share one PassageSide, which is kept
+    in `inputs.sides`.
+    """
     from dyad.eval.tasks.question_passage.passage_retrieval import PassageRetrieval, PassageSide
 
     data, options, tokenize = inputs.config.data, inputs.config.eval, inputs.model.tokenize
@@ -29,6 +34,10 @@ def _passages(open_set: Callable[[str, DataConfig], QuestionSet], entry: SuiteEn
 
 
 def _scored_pairs(entry: SuiteEntry, inputs: Inputs) -> Evaluator:
+    """Build the evaluator of an entry sts:ROWS, which correlates the scores of the pairs with those of the model.
+
+    Both texts of a pair are read alike (`equal_sides`).
+    """
     from dyad.eval.tasks.question_passage.pair_correlation import PairCorrelation
 
     data = inputs.config.data

@@ -18,6 +18,11 @@ if TYPE_CHECKING:
 
 
 def _next_item(entry: SuiteEntry, inputs: Inputs) -> Evaluator:
+    """Build the evaluator of an entry next_item:LOG: predict each event of the log from the earlier events of its user.
+
+    Earlier events are also those of data.train and of data.sequence.earlier, or of data.val if that is unset. Raises
+    DataError if no event has an earlier one.
+    """
     from dyad.data.sequence.histories import next_items
     from dyad.data.sequence.log import read_log
     from dyad.data.sequence.open import items_of
@@ -39,12 +44,18 @@ def _next_item(entry: SuiteEntry, inputs: Inputs) -> Evaluator:
 
 
 def _check_log(entry: SuiteEntry) -> None:
+    """Raise ConfigError for data.items=frames, and for an entry next_item:LOG without a log or its columns."""
     if entry.data.items is ItemKind.frames:
         raise ConfigError(f"{entry.key}={entry.target}: frames have no next item to find among others. Leave it out")
     sequence_files(entry.target, entry.data, entry.key)
 
 
 def _context_probe(entry: SuiteEntry, inputs: Inputs) -> Evaluator:
+    """Build the evaluator of an entry context_probe:TASK.json, which fits a linear probe to the contexts of sequences.
+
+    The contexts are those of the x tower; the classes are the labels of the training part, sorted. If items are ids,
+    items that the model has no embedding for are left out.
+    """
     from dyad.data.sequence.labelled import labelled_sequences
     from dyad.data.sequence.open import known_ids
     from dyad.eval.tasks.probe import Probe
@@ -59,7 +70,7 @@ def _context_probe(entry: SuiteEntry, inputs: Inputs) -> Evaluator:
 
 def _parts(entry: SuiteEntry) -> tuple[list[list[str]], str]:
     """Return the files of the training and of the test part of a context_probe, and the field that holds the class.
-    Raises ConfigError if the task file or a file is missing, or a file lacks that field."""
+    Raises ConfigError if the task file or a file is missing or invalid, or a file lacks that field."""
     from dyad.data.sequence.labelled import check_label
 
     named, label = read_probe(entry.path)

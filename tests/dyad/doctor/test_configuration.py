@@ -10,7 +10,7 @@ from helpers.towers import config_file
 from dyad.data.base.errors import ConfigError, ExitCode
 from dyad.data.base.findings import Finding, Level
 from dyad.doctor import configuration
-from dyad.doctor.main import found
+from dyad.doctor.main import findings_of
 from dyad.train.cli.compose import compose_config
 from dyad.train.config import TrainConfig
 from tests.dyad.doctor.test_doctor import is_told, of, worst
@@ -42,7 +42,7 @@ def test_texts_that_training_refuses_fail(tmp_path: Path) -> None:
 def model(name: str, from_scratch: bool = False) -> list[Finding]:
     config = of(["experiment=topics"])
     config.model.text.name, config.model.text.from_scratch = name, from_scratch
-    return [each for each in found("model", lambda: configuration.model(config)) if each.topic == "model"]
+    return [each for each in findings_of("model", lambda: configuration.model(config)) if each.topic == "model"]
 
 
 def test_weights_and_tokenizer_of_a_folder(tmp_path: Path) -> None:
@@ -69,7 +69,7 @@ def test_a_published_model_that_is_not_here() -> None:
 
 def test_batch_norms_are_told_and_several_chunks_of_them_fail(tmp_path: Path) -> None:
     def told(config: TrainConfig) -> Finding:
-        return list(found("model", lambda: configuration.model(config)))[-1]
+        return list(findings_of("model", lambda: configuration.model(config)))[-1]
 
     config = of(["experiment=emoji_scratch"])
     assert "batch norm" not in str(told(config))

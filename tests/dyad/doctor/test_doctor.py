@@ -22,7 +22,7 @@ from dyad.data.base.errors import ExitCode
 from dyad.data.base.findings import Finding, Level, fail, ok, warn
 from dyad.data.shards.rows import open_rows
 from dyad.doctor import configuration, group, machine, main as doctor
-from dyad.doctor.main import found
+from dyad.doctor.main import findings_of
 from dyad.train.cli.compose import compose_config
 from dyad.train.config import TrainConfig
 
@@ -54,7 +54,7 @@ def shard(tmp_path: Path) -> Path:
 def data(shard: Path, *words: str) -> list[Finding]:
     config = of(["experiment=emoji", *words])
     config.data.train = str(shard)
-    return list(found("data", lambda: configuration.data(config)))
+    return list(findings_of("data", lambda: configuration.data(config)))
 
 
 def is_told(finding: Finding, level: Level, *parts: str) -> bool:
@@ -121,7 +121,7 @@ def test_questions_of_a_folder_and_of_a_file(tmp_path: Path) -> None:
     rows = tmp_path / "train.jsonl"
     rows.write_text('{"question": "a", "positive_ctxs": []}\n')
     other.data.train = str(rows)
-    finding = worst(found("data", lambda: configuration.data(other)))
+    finding = worst(findings_of("data", lambda: configuration.data(other)))
     assert is_told(finding, Level.fail, "positive_ctxs is empty") and finding.code is ExitCode.DATA
 
 
@@ -145,7 +145,9 @@ def test_online_without_a_key(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
     monkeypatch.setenv("NETRC", str(tmp_path / "none"))
     monkeypatch.setenv("WANDB_BASE_URL", "http://localhost:1")
     config = compose_config(["experiment=emoji", "tracking.wandb=online"])
-    assert is_told(worst(found("wandb", lambda: configuration.tracking(config))), Level.fail, "wandb login", "offline")
+    assert is_told(
+        worst(findings_of("wandb", lambda: configuration.tracking(config))), Level.fail, "wandb login", "offline"
+    )
 
 
 def test_where_a_run_stands(tmp_path: Path) -> None:
@@ -155,7 +157,7 @@ def test_where_a_run_stands(tmp_path: Path) -> None:
     (tmp_path / "a" / "checkpoints" / "step_00000400").mkdir(parents=True)
     assert is_told(worst(configuration.run(words, config)), Level.ok, "goes on from step_00000400")
     unread = [*words, "eval.depth=200"]
-    refused = worst(found("run", lambda: configuration.run(unread, of(unread))))
+    refused = worst(findings_of("run", lambda: configuration.run(unread, of(unread))))
     assert is_told(refused, Level.fail, "eval.depth=200", "Leave it out")
 
 

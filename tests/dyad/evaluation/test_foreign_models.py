@@ -23,7 +23,7 @@ from dyad.data.config import DataConfig
 from dyad.eval.encode.encoder import Encoder
 from dyad.evaluation.load_model import find_model
 from dyad.evaluation.load_run import read_config
-from dyad.evaluation.main import main as evaluate, untrained
+from dyad.evaluation.main import build_untrained, main as evaluate
 from dyad.evaluation.suite import _entries, build_evaluators
 from dyad.export.main import main as export
 from dyad.train.config import Task, TrainConfig
@@ -151,7 +151,7 @@ def test_the_model_before_training_stands_beside_the_trained_one(
     assert table.count("untrained") == 3 and table.count("model ahead") == 3
     assert max(len(line.rstrip()) for line in table.splitlines()) <= 80
     config = read_config(run)
-    model = untrained(config)
+    model = build_untrained(config)
     suite = EvalConfig(suite=[f"retrieval:{SHARD}"])
     _, evaluator = build_evaluators(TrainConfig(data=config.data, eval=suite, objective=config.objective), model)
     expected = evaluator.report(Encoder.of(config, model, World())).metrics

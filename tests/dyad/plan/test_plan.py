@@ -22,7 +22,7 @@ from dyad.data.base.errors import ConfigError
 from dyad.data.log_weights import LOG_Q, LogWeights, write_log_weights
 from dyad.plan.cluster import planned_devices
 from dyad.plan.measure import only_rank_0
-from dyad.plan.objective import nothing_kept, objective_cost, products, random_batch, small_step, value
+from dyad.plan.objective import nothing_kept, objective_cost, products, random_batch, small_step, value_of
 from dyad.plan.plan import RunPlan, counted_samples
 from dyad.plan.speed import published_mfu, seconds_sent
 from dyad.plan.summary import plan_lines
@@ -113,13 +113,13 @@ def test_the_formulas_of_an_objective_hold_for_larger_batches(objective: str, im
     with nothing_kept():
         step = small_step(config, *sizes)
     keeping, at = small_step(config, *sizes), products(*sizes)
-    assert {kind: value(formula, at) for kind, formula in cost.sent.items()} == {
+    assert {kind: value_of(formula, at) for kind, formula in cost.sent.items()} == {
         kind: step.sent[kind] for kind in ("all-gather", "all-reduce", "reduce-scatter")
     }
-    assert value(cost.memory, at) == pytest.approx(step.peak, rel=0.25)  # another moment may take the most
-    assert 100 * value(cost.flops, at) == pytest.approx(step.flops, rel=0.01)
+    assert value_of(cost.memory, at) == pytest.approx(step.peak, rel=0.25)  # another moment may take the most
+    assert 100 * value_of(cost.flops, at) == pytest.approx(step.flops, rel=0.01)
     assert cost.keeps == (keeping.flops < step.flops) == (objective != "siglip")
-    assert value(cost.memory, at) + cost.kept(100, 1600) == pytest.approx(keeping.peak, rel=0.25)
+    assert value_of(cost.memory, at) + cost.kept(100, 1600) == pytest.approx(keeping.peak, rel=0.25)
 
 
 @pytest.mark.parametrize(
