@@ -60,7 +60,7 @@ class Columns:
         and keys_k in int64 and relevance_k in float32 or float64. relevance_k is dropped without positive_k, as hard
         negatives have no relevance. Raises ValueError for wrong shapes or types, and for a relevance of a positive
         outside (0, 1]. Not checked here: the width of the embeddings (Objective.of_embeddings checks it), and whether
-        row_k is a row of the batch (gather_batch checks it, if positive_k is given).
+        row_k is a row of the batch (gather_batch checks it for positive_k and own lists, which alone use it).
         """
         if isinstance(negatives, Columns):
             return negatives._checked()
@@ -235,8 +235,10 @@ def gather_batch(
         raise ValueError(f"{len(sample_ids_b)} sample_ids for {len(x_bD)} rows")
     for name, pairs_P2 in (("positives", positives), ("excluded", excluded)):
         if pairs_P2 is not None:
-            _check_indices(f"{name}: no row", pairs_P2[:, 0], len(x_bD))
-            _check_indices(f"{name}: no column", pairs_P2[:, 1], columns.total + extra.total)
+            check_indices(f"{name}: no row", pairs_P2[:, 0], len(x_bD))
+            check_indices(f"{name}: no column", pairs_P2[:, 1], columns.total + extra.total)
+    if negatives and (own_lists or negatives.positive_k is not None):  # else no one reads row_k
+        check_indices("negatives.row_k: no row", negatives.row_k, len(x_bD))
     numbers = {"x": x_keys, "y": y_keys, "ids": sample_ids_b if gathers_ids and rows.sizes == columns.sizes else None}
     if negatives and negatives.importance_k is not None:
         if importance is None or importance.shape != (len(y_mD),):
@@ -249,7 +251,6 @@ def gather_batch(
     if positives is not None or more_positives.total:
         parts = [(pairs.pairs_P2 if positives is None else positives, relevance)]
         if negatives and negatives.positive_k is not None:
-            _check_indices("negatives.row_k: no row", negatives.row_k, len(x_bD))
             own = more_positives.sizes[more_positives.rank]
             k = torch.nonzero_static(negatives.positive_k, size=own).squeeze(1)  # no wait for the device: own is known
             further_P2 = torch.stack([negatives.row_k[k], k + columns.total + extra.own.start], 1)
@@ -267,13 +268,13 @@ def gather_batch(
             raise ValueError("known items are found by their keys: give y_keys too")
         listed_P2 = torch.stack([known_positives.row, known_positives.keys], 1)
         listed_P2 = as_int64("known_positives", listed_P2, x_bD.device, pairs=True)
-        _check_indices("known_positives: no row", listed_P2[:, 0], len(x_bD))
+        check_indices("known_positives: no row", listed_P2[:, 0], len(x_bD))
         ids = torch.arange(len(x_bD), device=x_bD.device), keys[-1][1]
         known = KnownPairs(*ids, listed_P2, keys if equal_is_positive else ())
     further_rows = None
     if x_negatives is not None:
         of_pairs = every.get("x"), None if owners is None else owners[1][: columns.total]
-        _check_indices("x_negatives.row_k: no row", x_negatives.row_k, len(x_bD))
+        check_indices("x_negatives.row_k: no row", x_negatives.row_k, len(x_bD))
         further_rows = FurtherRows.of(x_negatives, rows.own.start, *of_pairs)
     of_columns = every.get("log_q"), every.get("y")
     of_pairs = pairs, excluded, keys, sample_ids_b, importance, every.get("ids"), known, owners, *of_columns
@@ -335,7 +336,7 @@ def _gathered(
     return y_MD, {name: e[:end] for name, e, end in zip(numbers, every, ends, strict=True)}
 
 
-def _check_indices(what: str, indices: Tensor, count: int) -> None:
+def check_indices(what: str, indices: Tensor, count: int) -> None:
     """Raise ValueError if an element of `indices` is outside 0 … count − 1.
 
     what: the start of the message, such as "positives: no row". Within collect_checks(speculative=True) of

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from dyad.data.base.errors import ConfigError
-from dyad.train.losses.gathered.batch import Columns
+from dyad.train.losses.gathered.batch import Columns, check_indices
 from dyad.train.losses.objectives.base import ObjectiveResult, check_pairs
 from dyad.train.losses.objectives.softmax import SoftmaxObjective
 from dyad.train.losses.options.choices import Matched
@@ -55,6 +55,7 @@ class Distillation(SoftmaxObjective):
             )
         if teacher_b.shape != x_bD.shape[:1]:
             raise ValueError(f"teacher must be ({len(x_bD)},), one score for each pair, not {tuple(teacher_b.shape)}")
+        check_indices("negatives.row_k: no row", columns.row_k, len(x_bD))
         differences = self._differences(x_bD, y_bD, teacher_b, columns)
         loss = layout.share * self._each(*differences, columns.row_k, len(x_bD)).sum()
         with torch.no_grad():

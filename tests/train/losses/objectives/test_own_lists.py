@@ -108,3 +108,17 @@ def test_what_has_no_lists_is_refused(options: dict[str, Any]) -> None:
     (key, value) = next(iter(options.items()))
     with raises(ConfigError, f"objective.{key}={value}"):
         build(**{"setting": "supervised", "candidates": "list", **options})
+
+
+@pytest.mark.parametrize("wrong", [-1, B])
+@pytest.mark.parametrize("name", ["info_nce", "coce", "distill_kl"])
+def test_a_negative_of_no_row_is_refused(name: str, wrong: int) -> None:
+    options = {"distill_kl": {}, "info_nce": {"candidates": "list"}}.get(
+        name, {"candidates": "list", "setting": "supervised"}
+    )
+    objective = build_objective(name, **options).double()
+    teacher_k = torch.zeros(3) if name == "distill_kl" else None
+    negatives = Columns(numbers(3, 2), torch.tensor([0, 1, wrong]), teacher_k=teacher_k)
+    scores = {} if teacher_k is None else {"teacher": torch.ones(B)}
+    with raises(ValueError, "negatives.row_k", wrong, B):
+        objective(numbers(B, 0), numbers(B, 1), negatives=negatives, **scores)
