@@ -19,10 +19,12 @@ def encode_histories(encode: Encoder, histories: Histories) -> tuple[np.ndarray,
     one is the dot product of the embeddings of history and item, which are L2-normalised if encode.cosine is True. For
     objective=cpc the embedding of a history is W_1 c, the learnt projection of its context c by which the next item is
     predicted. With encode.features the first array has the contexts c themselves for every objective; their width may
-    differ from D.
+    differ from D. D is encode.width, if it is set, without encode.features.
     """
-    items_ND = replace(encode, cosine=False, features=False)("y", ItemList(histories.items))
-    of_items = torch.from_numpy(items_ND).to(encode.world.device)
+    width = None if encode.features else encode.width
+    whole = replace(encode, cosine=False, features=False, width=None)("y", ItemList(histories.items))
+    of_items = torch.from_numpy(whole).to(encode.world.device)  # the context network reads whole embeddings
     tower = HistoryEncoder(cast(SequenceTower, encode.towers["x"]), of_items, ahead=not encode.features)
-    x_nD = replace(encode, towers={"x": tower}, features=False)("x", histories)
-    return x_nD, F.normalize(of_items, dim=-1).cpu().numpy() if encode.cosine else items_ND
+    x_nD = replace(encode, towers={"x": tower}, features=False, width=width)("x", histories)
+    items_ND = of_items[:, :width]
+    return x_nD, (F.normalize(items_ND, dim=-1) if encode.cosine else items_ND).cpu().numpy()

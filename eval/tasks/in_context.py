@@ -64,7 +64,7 @@ class InContext(Evaluator):
 
     def _scorer(self, encode: Encoder) -> Encoder:
         """Return an Encoder with the language model as its y tower, which is moved to the device of this process."""
-        return replace(encode, towers={"y": self.scorer.to(encode.world.device)})
+        return replace(encode, towers={"y": self.scorer.to(encode.world.device)}, width=None)  # a score is one number
 
     def _with(self, found_n: Int64s) -> Answers:
         """Return the evaluator of the questions with an example before each.

@@ -132,6 +132,16 @@ def test_when_patience_ends(patience: int | None, values: list[float], end: int 
         assert (f"{patience} evaluation" in said) and ("not finite" in said) is (end == 2)
 
 
+def test_the_best_of_another_metric_is_not_named_as_that_of_this_one(tmp_path: Path) -> None:
+    best = best_of(tmp_path, RECALL)
+    assert best(1, {RECALL: 0.5})
+    write(tmp_path, 1)
+    best = best_of(tmp_path, "val/loss", found=best.found)
+    best.patience = 2
+    assert not best(2, {"val/loss": NAN}) and not best(3, {"val/loss": NAN})
+    assert best.patience_is_used_up(3) and "val/loss was not finite in 2 evaluations" in best.describe_end(3)
+
+
 def test_the_evaluations_of_a_resumed_run_count(tmp_path: Path) -> None:
     lines = [{"step": n, RECALL: 0.1, RANK: 2.0} for n in (2, 4, 4, 6)] + [{"step": 7, "train/loss": 1.0}]
     lines.append({"step": 8, RECALL: None})
