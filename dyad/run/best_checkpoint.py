@@ -94,10 +94,9 @@ class BestCheckpoint:
     def describe_end(self, step: int) -> str:
         """Return a line for the log that says why checkpoint.patience ended the run after `step` steps."""
         best, count = self.known(step), f"{len(self.later)} evaluation{'s' * (len(self.later) != 1)}"
-        is_known = best is not None and best["metric"] == self.metric  # not the best by a checkpoint.best of before
-        was = (
-            f"best at step {best['step']} ({best['value']:.4f}), {count} ago" if is_known else f"not finite in {count}"
-        )
+        was = f"not finite in {count}"
+        if best and best["metric"] == self.metric:  # else it is the best by an earlier checkpoint.best
+            was = f"best at step {best['step']} ({best['value']:.4f}), {count} ago"
         return f"stopped early at step {step}: {self.metric} was {was} (checkpoint.patience={self.patience})"
 
     def _is_better(self, metric: str, step: int, results: Mapping[str, float]) -> bool:
