@@ -53,9 +53,10 @@ def contents(values: Sequence[str], options: ReadOptions, argument: str) -> Iter
 
 
 def captions_of(sample: Any, options: ReadOptions) -> list[str]:
-    """Return the captions of a ShardSample; [] if it has a class number instead, or if options.task uses no captions.
+    """Return the captions of a ShardSample, read from the first entry of options.captions that it has.
 
-    Raises SampleError when a task with captions finds neither captions nor a class number, or one that is damaged.
+    Returns [] if this entry is cls (a class number), or if options.task uses no captions. Raises SampleError if the
+    sample has none of the entries, or if the captions or the class number are invalid.
     """
     if options.task is not ImageTask.image_text:
         return []

@@ -98,9 +98,9 @@ Answers = _Strings | _Patterns
 
 
 def _compiled(pattern: str) -> regex.Pattern[str] | None:
-    """Compile a regular expression; return None if this fails for any reason.
+    """Compile the regular expression of an answer as DPR does: case is ignored, ^ and $ match at each line.
 
-    Any exception counts, because the patterns come from the data set and may be invalid in any way.
+    Returns None if this fails for any reason: patterns come from the data set and may be invalid in any way.
     """
     try:
         return regex.compile(pattern, flags=regex.IGNORECASE | regex.UNICODE | regex.MULTILINE)

@@ -39,7 +39,7 @@ def labelled_sequences(
     """
     if config.items is ItemKind.frames:
         frames = Frames(paths)
-        log, items = frames.log(), ItemFrames(frames)
+        log, items = frames.as_log(), ItemFrames(frames)
         stops, labels = _classes_of_frames(frames, label)
     else:
         log = read_log(paths, config.sequence, known)

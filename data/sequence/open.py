@@ -35,7 +35,7 @@ def open_sequences(config: DataConfig, model: Any) -> tuple[Log, CatalogueItems]
     ConfigError if files or columns are missing, and DataError for data that cannot be read."""
     if config.items is ItemKind.frames:
         frames = Frames(frame_files(config.train))
-        return frames.log(), ItemFrames(frames)
+        return frames.as_log(), ItemFrames(frames)
     log = open_log(config.train, config)
     return log, items_of(log.items, config, model)
 

@@ -59,11 +59,13 @@ def check_sweep(arguments: Sequence[str], configs: Sequence[TrainConfig]) -> Non
 
 
 def check_config(config: TrainConfig) -> None:
-    """Raise ConfigError for every mistake in a configuration that can be found before model and data are loaded.
+    """Raise ConfigError for mistakes in one configuration that can be found before model and data are loaded.
 
-    Of data.train and data.val, the first samples are read to recognise their kind. Also raises if the run folder has a
-    run of another configuration (see `check_run` in train/run_folder/folder.py). Of a plan (keys plan.*) without
-    plan.dry_run, only the values are checked, and task=sequence is refused.
+    These are wrong values and combinations, data of data.train, data.val and eval.suite that are missing or of a wrong
+    kind (their first samples are read), trackers that cannot work, and a run folder that has another run (see
+    `check_run` in train/run_folder/folder.py). Whether no run reads a key, and whether an epoch fills a batch, is
+    checked by `check_sweep` alone. Raises DataError for a table or log that cannot be read. Of a plan (keys plan.*)
+    without plan.dry_run, only the values are checked, and task=sequence is refused.
     """
     from dyad.train.cli.also import auxiliary_configs, refuse_keys_of_shared_towers
     from dyad.train.config import Task

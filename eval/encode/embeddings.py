@@ -162,7 +162,7 @@ class _Sorted:
         """Return the tower inputs of the items at positions start … stop − 1 of the encoding order, as one tensor.
 
         In this order each window (a fixed number of consecutive items) is sorted by length, the longest item first. The
-        positions must lie in one window. They count from the first item that is still to be encoded.
+        positions must lie in one window. They count from the item `first`.
         """
         window = (start + self.first) // self.size * self.size
         begin = start + self.first - window

@@ -18,9 +18,9 @@ from dyad.eval.mine.mining import LabelledQuery, Side
 
 @dataclass(frozen=True)
 class QuestionsAndPassages:
-    """MiningData whose queries are n rows of questions and whose items are the m passages of a corpus.
+    """MiningData whose queries are questions and whose items are the m passages of a corpus.
 
-    tokenize: the tokenizer of the model. config: the data options.
+    Rows of `questions` with the same question id are one query. tokenize: the tokenizer of the model. config: the data options.
     """
 
     questions: QuestionRows

@@ -31,7 +31,8 @@ DROP = 0.02  # fall from the best evaluation that counts as noise if there is no
 def training_numbers(options: Mapping[str, Any], history: History) -> Numbers:
     """Compute all that health checks need of the training metrics: name → number, or a text that a check shows.
 
-    options: the configuration of the run, dotted key → value. history: metric → step → value.
+    A number whose metrics the run has not recorded is None or missing. options: the configuration of the run, dotted
+    key → value. history: metric, such as train/loss → step → value.
     """
     run = _Training(options, history)
     return run.direct() | run.loss() | run.warmup() | run.steps() | run.temperature() | run.embeddings()

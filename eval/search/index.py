@@ -184,9 +184,9 @@ class _Exact:
         its rows. Positions count from the first row of this part.
         """
         if self.on_gpu:
-            return _first_best(torch.from_numpy(queries_qD).cuda(), shard, k)
+            return _best_rows(torch.from_numpy(queries_qD).cuda(), shard, k)
         if self.faiss is None:
-            return _first_best(torch.from_numpy(queries_qD), torch.from_numpy(shard), k)
+            return _best_rows(torch.from_numpy(queries_qD), torch.from_numpy(shard), k)
         # the (k + 1)-th hit shows whether rows with the score of the k-th hit are left out
         more = min(k + 1, len(shard))
         scores, positions = self.faiss.knn(queries_qD, shard, more, self.faiss.METRIC_INNER_PRODUCT)
@@ -194,7 +194,7 @@ class _Exact:
         best = Hits(best.scores[:, :k], best.positions[:, :k])
         tied = (scores[:, k - 1] == scores[:, -1]) & (more > k)
         if tied.any():
-            exact = _first_best(torch.from_numpy(queries_qD[tied]), torch.from_numpy(shard), k)
+            exact = _best_rows(torch.from_numpy(queries_qD[tied]), torch.from_numpy(shard), k)
             best.scores[tied], best.positions[tied] = exact
         return best
 
@@ -317,19 +317,19 @@ def _shard(corpus: np.ndarray, start: int, stop: int) -> np.ndarray:
 
 
 @torch.inference_mode()
-def _first_best(queries_qD: Tensor, shard_sD: Tensor, k: int) -> Hits:
+def _best_rows(queries_qD: Tensor, shard_sD: Tensor, k: int) -> Hits:
     """Find for each query the k rows of a part of the corpus with the highest inner products.
 
-    Of rows with equal scores the one with the lower index comes first. queries_qD (q, D), shard_sD (s, D): q query
-    vectors and the s corpus rows of the part, each of width D. The scores are computed for a few queries at a time.
+    Positions count from the first row of the part. Of rows with equal scores the one with the lower position comes
+    first. k: at most s. queries_qD (q, D), shard_sD (s, D): q query vectors and the s corpus rows of the part. The scores are computed for a few queries at a time.
     """
     size = max(1, (STRIP_GPU if shard_sD.is_cuda else STRIP) // len(shard_sD))
-    parts = [_first_best_strip(part @ shard_sD.T, k) for part in queries_qD.split(size)]
+    parts = [_best_rows_of_strip(part @ shard_sD.T, k) for part in queries_qD.split(size)]
     scores, positions = (torch.cat(column).cpu().numpy() for column in zip(*parts, strict=True))
     return Hits(scores, positions)
 
 
-def _first_best_strip(score_ts: Tensor, k: int) -> tuple[Tensor, Tensor]:
+def _best_rows_of_strip(score_ts: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """Return (scores, positions), (t, k) each, of the k best of s scores for each of t queries.
 
     Equal scores are in the order of their positions.

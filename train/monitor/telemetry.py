@@ -67,10 +67,10 @@ class Telemetry:
 
 
 def peak_tflops(gpu: str, precision: Precision) -> float | None:
-    """Return the peak TFLOP/s of dense products in `precision` (fp32: in TF32) of a GPU; None if unknown.
+    """Return the peak TFLOP/s of dense products of a GPU in `precision`; None for a GPU that is not in GPUS.
 
-    precision: fp32, bf16 or fp16; auto must be resolved before. gpu: the name of the GPU as torch.cuda.get_device_name
-    returns it.
+    fp32: the peak in TF32, or in FP32 on a GPU without TF32. bf16 and fp16 have the same figure. precision: auto must
+    be resolved before. gpu: the name of the GPU as torch.cuda.get_device_name returns it.
     """
     half, tf32, _ = next((figures for part, figures in GPUS.items() if part in gpu), (None, None, None))
     return tf32 if precision is Precision.fp32 else half

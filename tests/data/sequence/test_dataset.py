@@ -104,7 +104,7 @@ def test_frames_are_read_by_number(tmp_path: Path) -> None:
     frames = Frames(frame_files(str(tmp_path)))
     whole = np.concatenate([array.astype(np.float32) for array in arrays])
     assert np.array_equal(frames.read(np.array([5, 0, 3, 5])), whole[[5, 0, 3, 5]]) and frames.width == 3
-    data = Sequences(frames.log(), ItemFrames(frames), 3, OWN)
+    data = Sequences(frames.as_log(), ItemFrames(frames), 3, OWN)
     batch = data.__getitems__([(0, n) for n in range(len(data.windows))])
     assert np.array_equal(batch.x.numpy(), whole[1:]) and torch.equal(batch.x, batch.y)  # 1 + 3 steps, and 2
     arrays[1][1, 2] = np.nan

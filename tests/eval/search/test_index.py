@@ -76,7 +76,7 @@ def test_a_collapsed_model_finds_the_first_rows(k: int) -> None:
 def test_strips_give_the_first_of_a_stable_sort() -> None:
     scores = torch.from_numpy(np.random.default_rng(0).integers(0, 4, (50, 200)).astype(np.float32))
     for k in (1, 60, 200):
-        values, positions = index._first_best_strip(scores, k)
+        values, positions = index._best_rows_of_strip(scores, k)
         expected = scores.sort(dim=1, descending=True, stable=True)
         torch.testing.assert_close(values, expected.values[:, :k], rtol=0, atol=0)
         torch.testing.assert_close(positions, expected.indices[:, :k], rtol=0, atol=0)

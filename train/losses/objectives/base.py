@@ -231,9 +231,9 @@ class Objective(nn.Module):
             self.sample_state.undo()
 
     def _comparable(self, e_bD: Tensor) -> Tensor:
-        """Convert x or y embeddings for the computation of scores: normalised in float32 if the similarity is cosine.
+        """Convert x or y embeddings for the computation of scores; L2-normalise them if the similarity is cosine.
 
-        On a GPU the result has the dtype of the input, as a GPU multiplies half precision into float32. On a CPU half
+        The norm is computed in float32, or in float64 for float64. On a GPU the result has the dtype of the input, as a GPU multiplies half precision into float32. On a CPU half
         precision is converted to float32.
         """
         e_bD = e_bD.clone() if e_bD.is_inference() else e_bD  # autograd refuses inference tensors

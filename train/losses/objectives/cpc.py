@@ -38,12 +38,12 @@ from dyad.train.losses.sums.tiles import Exclusion, Pairs
 
 
 @dataclass(frozen=True)
-class Sequences:
-    """The contexts x and encodings y of a batch of sequences, as one tensor for each of T steps.
+class GatheredSequences:
+    """The contexts x and encodings y of a batch of sequences padded to T steps, as one tensor for each step.
 
-    x_TbD: (b, Dx) per step, the contexts of this rank. y_TbD: (b, D) per step, the encodings of this rank. y_TBD: (B,
-    D) per step, those of all ranks. lengths_b, lengths_B: the number of steps of each sequence of this rank and of all
-    ranks, int64. layout: how the sequences are distributed over ranks.
+    b sequences are on this rank, B on all. x_TbD: (b, Dx) per step, the contexts of this rank. y_TbD: (b, D) per step,
+    the encodings of this rank. y_TBD: (B, D) per step, those of all ranks. lengths_b, lengths_B: the number of real
+    steps of each sequence of this rank and of all ranks, int64; later steps are padding. layout: how the sequences are distributed over ranks.
     """
 
     x_TbD: tuple[Tensor, ...]
@@ -54,8 +54,8 @@ class Sequences:
     layout: Layout
 
     @staticmethod
-    def of(x_bTD: Tensor, y_bTD: Tensor, lengths_b: Tensor | None) -> Sequences:
-        """Make Sequences from this rank's contexts and encodings, and gather y and the lengths of all ranks.
+    def of(x_bTD: Tensor, y_bTD: Tensor, lengths_b: Tensor | None) -> GatheredSequences:
+        """Make GatheredSequences from this rank's contexts and encodings, and gather y and the lengths of all ranks.
 
         x_bTD: contexts; y_bTD: encodings; T: the number of steps to which all sequences are padded. lengths_b: the
         number of steps of each sequence; None: T for all. Raises ValueError if there is not one length for each
@@ -70,7 +70,7 @@ class Sequences:
         if len(lengths_b) != len(x_bTD) or ((lengths_b < 0) | (lengths_b > x_bTD.shape[1])).any():
             raise ValueError(f"lengths must be {len(x_bTD)} numbers from 0 to {x_bTD.shape[1]}, the steps of x and y")
         y_BTD, lengths_B = layout.gather(y_bTD), layout.gather(lengths_b)
-        return Sequences(x_bTD.unbind(1), y_bTD.unbind(1), y_BTD.unbind(1), lengths_b, lengths_B, layout)
+        return GatheredSequences(x_bTD.unbind(1), y_bTD.unbind(1), y_BTD.unbind(1), lengths_b, lengths_B, layout)
 
 
 def padded(x_SD: Tensor, y_SD: Tensor, lengths_b: Tensor) -> tuple[Tensor, Tensor]:
@@ -127,7 +127,7 @@ class Cpc(TemperatureObjective):
             x_bD, y_mD = padded(x_bD, y_mD, as_int64("lengths", lengths_b, x_bD.device))
         if x_bD.ndim != 3:
             raise ValueError(f"x and y must be (b, T, D), or (S, D) with lengths, not {shapes(x_bD, y_mD)}")
-        sequences = Sequences.of(x_bD, y_mD, lengths_b)
+        sequences = GatheredSequences.of(x_bD, y_mD, lengths_b)
         reached = sequences.lengths_B[:, None] > torch.arange(x_bD.shape[1], device=x_bD.device)
         candidates = {u: count for u, count in enumerate(reached.sum(0).tolist()) if u and count}
         anchors = {u: count * min(u, self.options.horizons) for u, count in candidates.items()}
@@ -139,7 +139,7 @@ class Cpc(TemperatureObjective):
         log_k = loss.new_tensor(sum(anchors[u] * math.log(count) for u, count in candidates.items()) / total)
         return ObjectiveResult(loss, {"positive_score": positive, "mi_bound": log_k - loss, "log_k": log_k})
 
-    def _step(self, sequences: Sequences, u: int, candidates: int) -> Tensor:
+    def _step(self, sequences: GatheredSequences, u: int, candidates: int) -> Tensor:
         """Return (2,): the sum of the losses of this rank's predictions of step u, and the sum of their scores.
 
         A prediction of step u is made from the context of one earlier step of a sequence i. Its loss is log(1 +

@@ -210,9 +210,10 @@ class ObjectiveOptions:
                 raise ConfigError(f"objective.{f.name}={value}: must be a finite number")
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle these options as the class that was given to `preset`, and the values of all fields.
+        """Override object.__reduce__: pickle the class that was given to `preset`, and the values of all fields.
 
-        A class that `preset` makes is in no module, so pickle could not find it by name.
+        Unpickling looks up the class that `preset` made of it under its name: pickle cannot find that class in any
+        module. It raises KeyError if `preset` has not made the class in that process.
         """
         return _restored, (type(self).__base__, vars(self))
 
