@@ -20,7 +20,8 @@ from dyad.eval.mine.mining import LabelledQuery, Side
 class QuestionsAndPassages:
     """MiningData whose queries are questions and whose items are the m passages of a corpus.
 
-    Rows of `questions` with the same question id are one query. tokenize: the tokenizer of the model. config: the data options.
+    Rows of `questions` with the same question id are one query. tokenize: the tokenizer of the model. config: the data
+    options.
     """
 
     questions: QuestionRows

@@ -321,7 +321,8 @@ def _best_rows(queries_qD: Tensor, shard_sD: Tensor, k: int) -> Hits:
     """Find for each query the k rows of a part of the corpus with the highest inner products.
 
     Positions count from the first row of the part. Of rows with equal scores the one with the lower position comes
-    first. k: at most s. queries_qD (q, D), shard_sD (s, D): q query vectors and the s corpus rows of the part. The scores are computed for a few queries at a time.
+    first. k: at most s. queries_qD (q, D), shard_sD (s, D): q query vectors and the s corpus rows of the part. The
+    scores are computed for a few queries at a time.
     """
     size = max(1, (STRIP_GPU if shard_sD.is_cuda else STRIP) // len(shard_sD))
     parts = [_best_rows_of_strip(part @ shard_sD.T, k) for part in queries_qD.split(size)]

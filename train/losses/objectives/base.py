@@ -233,8 +233,8 @@ class Objective(nn.Module):
     def _comparable(self, e_bD: Tensor) -> Tensor:
         """Convert x or y embeddings for the computation of scores; L2-normalise them if the similarity is cosine.
 
-        The norm is computed in float32, or in float64 for float64. On a GPU the result has the dtype of the input, as a GPU multiplies half precision into float32. On a CPU half
-        precision is converted to float32.
+        The norm is computed in float32, or in float64 for float64. On a GPU the result has the dtype of the input, as a
+        GPU multiplies half precision into float32. On a CPU half precision is converted to float32.
         """
         e_bD = e_bD.clone() if e_bD.is_inference() else e_bD  # autograd refuses inference tensors
         wide = e_bD.to(torch.promote_types(e_bD.dtype, torch.float32))

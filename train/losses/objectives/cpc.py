@@ -43,7 +43,8 @@ class GatheredSequences:
 
     b sequences are on this rank, B on all. x_TbD: (b, Dx) per step, the contexts of this rank. y_TbD: (b, D) per step,
     the encodings of this rank. y_TBD: (B, D) per step, those of all ranks. lengths_b, lengths_B: the number of real
-    steps of each sequence of this rank and of all ranks, int64; later steps are padding. layout: how the sequences are distributed over ranks.
+    steps of each sequence of this rank and of all ranks, int64; later steps are padding. layout: how the sequences are
+    distributed over ranks.
     """
 
     x_TbD: tuple[Tensor, ...]

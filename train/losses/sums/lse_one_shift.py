@@ -57,13 +57,14 @@ class Bound:
 def find_bound(tiles: Tiles, logits: Logits, layout: Layout, row_weights_B: Tensor | None) -> Bound | None:
     """Find one shift such that no row or column sum of w · exp(scale · score − shift) can exceed max^0.72.
 
-    w is exp(log-weight − largest log-weight) ≤ 1, or 1 without log-weights. max is the largest finite float of the type of the sums. The limit is below max because backward divides by the
-    sums, and gradient / sum must not underflow. tiles: the embeddings x of this rank's rows and y of all columns.
-    logits: the scales of the scores, and the log-weights of the columns. layout: how the columns are distributed over ranks.
-    row_weights_B: the log-weights of the rows of all ranks; None: all 0. Returns a Bound: the shift, the same on every
-    rank, and the largest log-weight of the rows and of the columns. Returns None if each row and column has its own
-    scale, or if the limit scale · max|x| · max|y| of |scale · score| is infinite or too large for one shift; within
-    collect_checks(speculative=True) of conditions.py it is assumed not to be. Every rank must call it.
+    w is exp(log-weight − largest log-weight) ≤ 1, or 1 without log-weights. max is the largest finite float of the type
+    of the sums. The limit is below max because backward divides by the sums, and gradient / sum must not underflow.
+    tiles: the embeddings x of this rank's rows and y of all columns. logits: the scales of the scores, and the
+    log-weights of the columns. layout: how the columns are distributed over ranks. row_weights_B: the log-weights of
+    the rows of all ranks; None: all 0. Returns a Bound: the shift, the same on every rank, and the largest log-weight
+    of the rows and of the columns. Returns None if each row and column has its own scale, or if the limit scale ·
+    max|x| · max|y| of |scale · score| is infinite or too large for one shift; within collect_checks(speculative=True)
+    of conditions.py it is assumed not to be. Every rank must call it.
     """
     if logits.column_scale_M is not None:
         return None
