@@ -37,27 +37,26 @@ class Pooled(Grouped):
     The encoder gets token ids and attention mask, but no token types (every text is segment 0). encoder: a model of
     transformers. pooling: how states become one embedding; None: the encoder pools by itself, as the text model of CLIP
     does. pad: the token id that the encoder gets for PADDING. one_length: whether rows are never cut to the longest
-    text; True for SigLIP, which pools the state of the last place of a row, even if that place is padding. end: the
-    token id that model.text.end_token=true made the tokenizer put behind every text; None: the tokenizer is unchanged.
+    text; True for SigLIP, which pools the state of the last place of a row, even if that place is padding.
+    changes: what the configuration changed of the tokenizer, as the end of the text for repr(); "": nothing.
     """
 
     count = staticmethod(token_counts)
 
     def __init__(
-        self, encoder: nn.Module, pooling: Pooling | None, pad: int, one_length: bool = False, end: int | None = None
+        self, encoder: nn.Module, pooling: Pooling | None, pad: int, one_length: bool = False, changes: str = ""
     ) -> None:
         super().__init__()
         self.encoder, self.pooling, self.pad = encoder, pooling, pad
-        self.one_length, self.end = one_length, end
+        self.one_length, self.changes = one_length, changes
 
     def extra_repr(self) -> str:
-        """Return the pooling, the padding id, and the id of an end token that was added, as text for repr().
+        """Return the pooling, the padding id, and the changes of the tokenizer, as text for repr().
 
         The digest that identifies embeddings saved on disk covers this text (eval.encode.embeddings.identity_of), so
-        embeddings of another pooling, or of texts with another end, are never reused.
+        embeddings of another pooling, or of texts with another end or case, are never reused.
         """
-        end = "" if self.end is None else f", end={self.end}"
-        return f"pooling={self.pooling and self.pooling.name}, pad={self.pad}{end}"
+        return f"pooling={self.pooling and self.pooling.name}, pad={self.pad}{self.changes}"
 
     def encode_group(self, tokens: Tensor) -> Tensor:
         """Embed token ids (b, L) of b texts as pooled states (b, H), by one call of the transformers encoder.

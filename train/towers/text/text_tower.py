@@ -252,10 +252,10 @@ def build_text_encoder(context: BuildContext) -> tuple[Tower, TextTokenizer]:
     if text.lower_case:  # before the tokenizer's own normalisation, as sentence-transformers does for do_lower_case
         backend = tokenizer.backend_tokenizer
         backend.normalizer = Sequence([Lowercase(), *filter(None, [backend.normalizer])])
-    end = None
+    changes = ", lower_case" * text.lower_case
     if text.end_token and not ends_texts(tokenizer):
         tokenizer = with_end_token(tokenizer, key)
-        end = cast(int, tokenizer.eos_token_id)
+        changes += f", end={tokenizer.eos_token_id}"
     pad = _set_padding(tokenizer, tokenizer.padding_side if one_length else "right")
     _set_training(encoder, config)
     width = encoder.config.hidden_size
@@ -265,7 +265,7 @@ def build_text_encoder(context: BuildContext) -> tuple[Tower, TextTokenizer]:
         projection = own_projection
     else:
         projection = _dense(name, width, pretrained) if text.dense else nn.Identity()
-    tower = Tower(Pooled(encoder, pooling, pad, one_length, end), projection, cache_mb=config.frozen_cache_mb)
+    tower = Tower(Pooled(encoder, pooling, pad, one_length, changes), projection, cache_mb=config.frozen_cache_mb)
     return tower, TextTokenizer(tokenizer, _limit(config, encoder, tokenizer))
 
 
