@@ -361,7 +361,8 @@ def _first_cause(error: BaseException, overrides: Sequence[str]) -> str:
         return f"{key}={value}{where}: must be one of {found[2]}{hint and f'.{hint}'}"
     if key and lines[0].startswith(f"Key '{key.rpartition('.')[2]}' not in"):
         known = {name for name, _, _ in keys()}
-        hint = " It is of another objective" if key in known else _nearest_key(key, known)
+        having = [name for name, options in OBJECTIVES.items() if key in {k for k, _, _ in keys(options, "objective.")}]
+        hint = f" It is of objective={', '.join(having)}" if having else _nearest_key(key, known)
         if where and key.startswith("objective."):
             hint += ". Options of one objective belong in a preset, objective/NAME.yaml beside the recipe"
         return f"unknown key '{key}'{where}.{hint}"
