@@ -4,6 +4,7 @@ The files are JSON-lines, JSON arrays, tables of tab-separated values, or tar sh
 file of a sample.
 """
 
+import csv
 import os
 from collections.abc import Callable, Sequence
 from functools import lru_cache
@@ -106,7 +107,7 @@ def parse_row(members: dict[str, bytes], columns: Callable[[], tuple[list[str], 
             if named and "text" in fields:
                 fields["text"] = fields["text"].strip('"')  # as DPR reads passages
             return fields
-    except ValueError as error:
+    except (ValueError, csv.Error) as error:
         raise BadRow("unreadable row", str(error)) from error
     raise BadRow("no json member", f"its members are {', '.join(members)}")
 
