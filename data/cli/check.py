@@ -38,7 +38,7 @@ from dyad.data.shards.index import ShardIndex
 from dyad.data.shards.scan_tar import unread_images
 from dyad.data.shards.shards import Shards
 from dyad.data.shards.sources import ShardSource
-from dyad.data.shards.storage import sha256_of
+from dyad.data.shards.storage import shard_sha256
 from dyad.data.tables.folders import count_suffixes
 
 BLOCK = 512  # samples per task
@@ -176,7 +176,7 @@ def check_shards(values: Sequence[str], options: CheckOptions) -> int:
     tasks = [(index, range(index.samples)[start : start + BLOCK], options) for index, start in starts]
     found = ImageFindings()
     with parallel_map(options.workers, len(tasks) // TASKS_PER_PROCESS) as run_all:
-        for index, digest in zip(sound, run_all(sha256_of, [index.path for index in sound]), strict=True):
+        for index, digest in zip(sound, run_all(shard_sha256, [index.path for index in sound]), strict=True):
             if digest != index.sha256:
                 found.bad.add(f"{index.path}: its SHA-256 is not as indexed")
         for part in tracked(run_all(examine, tasks), "decoding", len(tasks)):

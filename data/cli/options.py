@@ -137,7 +137,8 @@ class PackOptions(WriteOptions):
     """The key=value options of `python -m data pack`. The constructor raises ConfigError for an invalid template or
     split.
 
-    It also does so for both relevance and teacher with to=flag, which has one field for them.
+    It also does so for a split whose file of questions would have the name of the file of passages, and for both
+    relevance and teacher with to=flag, which has one field for them.
     """
 
     to: Target = described(Target.shards, "what questions become; images become shards")
@@ -146,6 +147,8 @@ class PackOptions(WriteOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.to not in (Target.shards, Target.beir) and self.split.split(".")[0] == "corpus":
+            raise ConfigError(f"split={self.split}: corpus names the file of passages. Choose another, as train")
         if self.to is Target.flag and self.relevance is not None and self.teacher is not None:
             raise ConfigError("to=flag: its field pos_scores holds relevance= or teacher=. Leave one of them out")
 

@@ -47,8 +47,8 @@ def read_answers_table(path: Path) -> Iterator[Question]:
                 answers = parse_answers(fields[1], f"{path}, line {table.line_num}")
                 yield Question(str(number), fields[0].strip().replace("’", "'"), answers)
         except (csv.Error, UnicodeDecodeError) as error:
-            where = f"{path}, line {table.line_num + 1}"
-            raise DataError(f"{where}: not of a table in UTF-8 with tabs: {error}") from error
+            line = table.line_num + isinstance(error, UnicodeDecodeError)  # raised before csv counts the line
+            raise DataError(f"{path}, line {line}: cannot be read as UTF-8 text with tabs: {error}") from error
 
 
 def parse_answers(text: str, where: str) -> tuple[str, ...]:

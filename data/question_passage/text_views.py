@@ -43,19 +43,22 @@ def text_of(fields: Fields) -> Passage:
     return passage
 
 
-def text_sources(value: Any, config: DataConfig, by: Callable[[TableOptions, CheckRow], Tables]) -> list[ShardSource]:
+def text_sources(
+    value: Any, config: DataConfig, by: Callable[[TableOptions, CheckRow], Tables], key: str = "data.train"
+) -> list[ShardSource]:
     """Return the files of texts that `value` names, in the syntax of data.train, with their weights. For a BEIR or MS
     MARCO folder this is the file of its passages.
 
     by: makes the function that handles tables among the files: checked_tables only checks them, prepared_tables
-    converts them to shards. Raises ConfigError for a value that cannot work, and for a table without texts.
+    converts them to shards. key: the configuration key of `value`, for messages. Raises ConfigError for a value that
+    cannot work, and for a table without texts.
     """
     tables = by(table_options(config), text_of)
 
     def files(path: str) -> Sequence[str]:
         return [corpus] if (corpus := corpus_of(path)) else tables(path)
 
-    return parse_sources(value, "data.train", SUFFIXES, files)
+    return parse_sources(value, key, SUFFIXES, files)
 
 
 def open_texts(value: Any, config: DataConfig) -> Rows:

@@ -26,7 +26,7 @@ from dyad.data.shards.content_keys import json_digest
 from dyad.data.shards.index_cache import cache_folders, read_cached, write_cached
 from dyad.data.shards.scan_rows import RowScan, scan_array, scan_lines, scan_table
 from dyad.data.shards.scan_tar import MAX_BYTES, Problem, Scan, scan_tar
-from dyad.data.shards.storage import Stat, open_buffered, shard_name, stat
+from dyad.data.shards.storage import Stat, open_buffered, read_errors, shard_name, stat
 from dyad.data.shards.text_files import BUFFER, skip_mark
 
 FORMAT = 2
@@ -142,9 +142,9 @@ def index_shards(paths: Sequence[str], workers: int | None = None) -> Iterator[S
 
     Shards without a stored index, or changed since they were indexed, are scanned first, and the new index is stored,
     in `.index/` beside the shard or in the user's cache. workers: the most processes that scan; None: one per core.
-    Raises ConfigError when a shard does not exist, and DataError when it cannot be opened, a text file is not UTF-8 or
-    no index can be stored; OSError when a read fails during a scan. Other errors inside a shard are not raised; the
-    field `problems` of its index lists them: the caller must look.
+    Raises ConfigError when a shard does not exist, and DataError when it cannot be read, a text file is not UTF-8 or no
+    index can be stored. Other errors inside a shard are not raised; the field `problems` of its index lists them: the
+    caller must look.
     """
     with ThreadPoolExecutor(STATS_AT_ONCE) as threads:
         stats = dict(zip(paths, threads.map(stat, paths), strict=True))
@@ -168,16 +168,18 @@ def fingerprint(indexes: Iterable[ShardIndex]) -> str:
 
 
 class _Hashing(RawIOBase):
-    """A stream that computes the SHA-256 of all bytes read through it."""
+    """A stream that computes the SHA-256 of all bytes read through it. raw: the stream of the file at `path`. Raises
+    DataError when a read fails."""
 
-    def __init__(self, raw: BinaryIO) -> None:
-        self.raw, self.sha256 = raw, hashlib.sha256()
+    def __init__(self, raw: BinaryIO, path: str) -> None:
+        self.raw, self.path, self.sha256 = raw, path, hashlib.sha256()
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: Any, /) -> int:
-        count = self.raw.readinto(buffer)  # type: ignore[attr-defined]
+        with read_errors(self.path):
+            count = self.raw.readinto(buffer)  # type: ignore[attr-defined]
         self.sha256.update(memoryview(buffer)[:count])
         return count
 
@@ -194,9 +196,10 @@ def scan_stream(stream: "BufferedReader[Any]", path: str) -> Scan | RowScan:
 
 def _scan(path: str, found: Stat) -> ShardIndex:
     """Scan the shard at `path`, store its index and return the index. found: size and time stamp of the shard before
-    the scan, stored in the index to notice later changes of the shard. Raises DataError for text that is not UTF-8."""
+    the scan, stored in the index to notice later changes of the shard. Raises DataError for text that is not UTF-8, and
+    when a read fails."""
     with open_buffered(path) as raw:
-        hashing = _Hashing(raw)
+        hashing = _Hashing(raw, path)
         stream = BufferedReader(hashing, BUFFER)
         scan = scan_stream(stream, path)
         while stream.read(1 << 20):  # a scan may stop early; the digest is that of the whole file

@@ -4,6 +4,7 @@ The files are JSON-lines, JSON arrays, tables of tab-separated values, or tar sh
 file of a sample.
 """
 
+import csv
 import os
 from collections.abc import Callable, Sequence
 from functools import lru_cache
@@ -15,7 +16,7 @@ from dyad.data.shards.index import ROW_SCANS
 from dyad.data.shards.scan_rows import cells, header
 from dyad.data.shards.shards import Shards, open_shards
 from dyad.data.shards.sources import ShardSource
-from dyad.data.shards.storage import open_buffered, sha256_of, stat
+from dyad.data.shards.storage import open_buffered, read_errors, sha256_of, stat
 
 T = TypeVar("T")
 
@@ -106,7 +107,7 @@ def parse_row(members: dict[str, bytes], columns: Callable[[], tuple[list[str], 
             if named and "text" in fields:
                 fields["text"] = fields["text"].strip('"')  # as DPR reads passages
             return fields
-    except ValueError as error:
+    except (ValueError, csv.Error) as error:
         raise BadRow("unreadable row", str(error)) from error
     raise BadRow("no json member", f"its members are {', '.join(members)}")
 
@@ -116,9 +117,12 @@ def _header(path: str, sha256: str, *size_and_mtime: int | str) -> tuple[list[st
     """Return the column names of the table at `path`, and whether its first line has them.
 
     sha256, size_and_mtime (two arguments): digest, size and time stamp of the file when it was indexed. Raises
-    DataError when the content has changed since then, because the columns may have changed too.
+    DataError when the content has changed since then, because the columns may have changed too, and when it cannot be
+    read.
     """
-    if stat(path) != size_and_mtime and sha256_of(path) != sha256:
-        raise DataError(f"{path} has changed since it was indexed. Start again to index it anew.")
-    with open_buffered(path) as stream:
-        return header(stream.readline())
+    with read_errors(path):
+        if stat(path) != size_and_mtime and sha256_of(path) != sha256:
+            raise DataError(f"{path} has changed since it was indexed. Start again to index it anew.")
+        with open_buffered(path) as stream:
+            line = stream.readline()
+    return header(line)

@@ -115,6 +115,17 @@ def as_os_errors() -> Iterator[None]:
         raise OSError(f"{type(error).__name__}: {error}") from error
 
 
+@contextmanager
+def read_errors(path: str) -> Iterator[None]:
+    """Context manager that raises DataError ("PATH cannot be read: …") in place of an OSError, or an exception of a
+    storage driver, of the block, which reads the file at `path`. A UserError passes."""
+    try:
+        with as_os_errors():
+            yield
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror or error}") from error
+
+
 def stat(path: str) -> Stat:
     """Return the size and time stamp of a shard, local or remote, for use with messages to the user.
 
@@ -180,6 +191,12 @@ def sha256_of(path: str | Path) -> str:
     """
     with open_stream(str(path)) as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()  # type: ignore[arg-type]
+
+
+def shard_sha256(path: str) -> str:
+    """Return `sha256_of` a shard, for use with messages to the user: raises DataError if it cannot be read."""
+    with read_errors(path):
+        return sha256_of(path)
 
 
 def open_ranges(path: str) -> ReadRange:

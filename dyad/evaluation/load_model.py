@@ -214,7 +214,7 @@ def _language_model(target: str) -> FoundModel:
     """
     keys = {"model.name": None, "model.embed_dim": None, "model.text.kind": "transformers", "model.text.name": target}
     keys |= {"objective.similarity": "dot", "data.question.length": 192, "data.passage.length": 64}
-    return _found_by_keys(Task.language_model, keys, target if (Path(target) / SETTINGS).exists() else "")
+    return _found_by_keys(Task.language_model, keys, target if (Path(target).expanduser() / SETTINGS).exists() else "")
 
 
 # Kind of models → the function that finds a model by the part of its name after KIND:, and a file that only folders

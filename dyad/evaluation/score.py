@@ -23,6 +23,7 @@ from dyad.data.base.progress import print_line, tracked
 from dyad.data.cli import outputs
 from dyad.data.question_passage.passages import Passage
 from dyad.data.question_passage.questions import named_files
+from dyad.data.shards.content_keys import json_digest
 from dyad.eval.config import ScoreCommand
 from dyad.eval.tasks.prompts import check_row_template
 
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from dyad.data.shards.content_keys import Int64s
     from dyad.eval.encode.encoder import Encoder
 
+CONTENT = "sha256 of the rows"  # entry of OUT.json beside the options
 Find = Callable[[int, int], "Int64s"]  # (row, count) → the numbers of `count` other rows, or of fewer
 PURPOSE = """\
 Score prompts by a language model: how likely it makes the answer of each row after each of its candidate prompts, which
@@ -85,8 +87,8 @@ def score(command: ScoreCommand, encoder: Encoder, rows: AnswerLists) -> None:
 
     Until all rows are done the file is OUT.part, with the options in OUT.json; a later call with the same options goes
     on with it. encoder: has the language model as its tower "y", with cosine=False. rows: questions with their answers,
-    of which the first right one is scored. Raises ConfigError if OUT.part was begun with other options, and for a
-    single row.
+    of which the first right one is scored. Raises ConfigError if OUT.part was begun with other options or rows, or
+    without OUT.json, and for a single row.
     """
     from dyad.data.question_passage.prompts import rows_as_prompts
 
@@ -94,8 +96,9 @@ def score(command: ScoreCommand, encoder: Encoder, rows: AnswerLists) -> None:
         raise ConfigError(f"rows={command.rows}: has one row, and its candidates are other rows. Give two rows or more")
     out = Path(command.out).expanduser()
     part, about = out.with_name(f"{out.name}.part"), out.with_name(f"{out.name}.json")
-    done = _begin_or_continue(part, about, asdict(command))
     answers = rows_as_prompts(rows, "{answer}")
+    content = json_digest([[question.id, question.text] for question in rows.prompts] + answers)
+    done = _begin_or_continue(part, about, asdict(command), content)
     prompts = rows_as_prompts(rows, command.template.replace("\\n", "\n"))
     find = FINDERS.get(command.by, _by_model)(command, prompts, [question.text for question in rows.prompts])
     scored = _rows_to_score(command, len(prompts))[done:]
@@ -124,22 +127,27 @@ def _rows_to_score(command: ScoreCommand, n: int) -> list[int]:
     return sorted(np.random.default_rng(command.seed).choice(n, command.sample, replace=False).tolist())
 
 
-def _begin_or_continue(part: Path, about: Path, options: dict[str, Any]) -> int:
+def _begin_or_continue(part: Path, about: Path, options: dict[str, Any], content: str) -> int:
     """Prepare the unfinished output file `part` for appending; return how many rows it already holds.
 
-    about: the JSON file with the options with which `part` was begun. If `part` does not exist, its folder is made,
-    `options` are written to `about`, and 0 is returned; `part` is not made. Otherwise an incomplete last line is
-    removed from it. Raises ConfigError if `options` differ from those in `about`, or `about` is missing.
+    about: the JSON file with the options with which `part` was begun, and the digest `content` of the rows. If `part`
+    does not exist, its folder is made, `about` is written, and 0 is returned; `part` is not made. Otherwise an
+    incomplete last line is removed from it. Raises ConfigError if `options` or `content` differ from those in `about`,
+    or `about` is missing. Files of earlier versions have no digest; it counts as equal.
     """
     if not part.exists():
         part.parent.mkdir(parents=True, exist_ok=True)
-        write_json(about, options)
+        write_json(about, options | {CONTENT: content})
         return 0
-    begun = read_json(about) if about.exists() else {}
+    if not about.exists():
+        raise ConfigError(f"{about} is missing, which has the options of {part}. Restore it, or remove {part} too")
+    begun = read_json(about)
     if other := next((key for key, value in options.items() if begun.get(key) != value), None):
         raise ConfigError(
             f"{part} was begun with {other}={begun.get(other)}, not {options[other]}. Give that again, or remove it"
         )
+    if begun.get(CONTENT, content) != content:
+        raise ConfigError(f"rows={options['rows']} has changed since {part} was begun. Restore it, or remove {part}")
     with open_foreign(part, part.stat().st_size) as file:
         lines = file.readlines()
     whole = [line for line in lines if line.endswith(b"\n")]

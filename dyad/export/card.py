@@ -12,8 +12,9 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
+from yaml import YAMLError
 
-from dyad.data.base.errors import ConfigError
+from dyad.data.base.errors import ConfigError, first_line
 from dyad.data.base.files import open_foreign
 from dyad.data.base.json_text import LARGEST
 from dyad.data.base.secrets import public_path
@@ -90,18 +91,29 @@ def licence_of_earlier_export(folder: Path) -> str:
     """Return the licence that the card of an earlier export in `folder` names; UNKNOWN if there is none.
 
     Raises ConfigError if anything but the licence in the card has been changed, because an export replaces the card,
-    and for a damaged file SETTINGS; OSError if the card cannot be read.
+    for a licence that is no single name, and for a damaged file SETTINGS; OSError if the card cannot be read.
     """
-    if not (folder / SETTINGS).is_file() or not (folder / CARD).is_file():
+    path, settings = folder / CARD, folder / SETTINGS
+    if not settings.is_file() or not path.is_file():
         return UNKNOWN
-    with open_foreign(folder / CARD, LARGEST, folder) as file:
+    if not isinstance(saved := read_json(settings), dict):
+        raise ConfigError(f"{settings} is not of an export: no JSON object. Choose another folder, or remove this one")
+    text = ""
+    with suppress(ValueError), open_foreign(path, LARGEST, folder) as file:  # too large: not as it was written
         text = file.read().decode(errors="replace")
-    if read_json(folder / SETTINGS).get("card") != digest(text):
+    if saved.get("card") != digest(text):
         raise ConfigError(
-            f"{folder / CARD} is not as this version wrote it, and an export replaces it: move it elsewhere, export "
+            f"{path} is not as this version wrote it, and an export replaces it: move it elsewhere, export "
             "again, and put your changes into the new one. A changed value of license: alone is kept"
         )
-    return getattr(ModelCard(text).data, "license", None) or UNKNOWN
+    try:
+        licence = getattr(ModelCard(text).data, "license", None) or UNKNOWN
+        if not isinstance(licence, str):
+            raise ValueError(f"{licence} is not one name")
+    except (ValueError, YAMLError) as error:
+        reason = first_line(error)
+        raise ConfigError(f"{path}: license: must be one name, such as license: mit ({reason})") from error
+    return licence
 
 
 def _trained_on(config: TrainConfig) -> list[str]:

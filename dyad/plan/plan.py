@@ -230,8 +230,8 @@ class RunPlan:
             of_batch = k, "", f"{k} hard negatives a row; items of other rows are none"
         rows: Rows = {
             "negatives of an anchor": (classes - 1, "", "classes - 1") if classes > 1 else of_batch,
-            "samples": (self.samples, "", "of data.train, by its indexes or its first shard"),
-            "bytes of a sample": (size, "", "bytes of data.train / samples"),
+            "samples": (self.samples, "", "weight · bytes of each shard of data.train / bytes of a sample"),
+            "bytes of a sample": (size, "", "bytes of the first shard / its samples"),
             "epochs": (self.steps * B / self.samples, "", "steps · B / samples"),
         }
         if p := config.data.negatives.pictures:

@@ -50,7 +50,7 @@ def _check_labelled(entry: SuiteEntry) -> None:
     else:
         from dyad.data.question_passage.text_views import text_sources
 
-        text_sources(entry.target, entry.data, checked_tables)
+        text_sources(entry.target, entry.data, checked_tables, entry.key)
 
 
 def _parts(tables: Callable[[Any], Tables], entry: SuiteEntry) -> tuple[list[list[ShardSource]], str]:

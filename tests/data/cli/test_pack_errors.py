@@ -179,6 +179,11 @@ def test_commands_that_cannot_work(tmp_path: Path) -> None:
             converted(path, tmp_path / "out", Target.flag, **options)
     with raises(ConfigError, beir):
         converted(good, beir, Target.flag)
+    for target in set(TARGETS) - {Target.shards, Target.beir}:  # corpus.jsonl would be both files, or the wrong one
+        for split in ("corpus", "corpus.v2"):
+            with raises(ConfigError, f"split={split}"):
+                converted(good, tmp_path / "out", target, split=split)
+    assert len(read(converted(good, tmp_path / "as_beir", Target.beir, split="corpus"))) == 1
     packed = tmp_path / "x.jsonl.gz"
     packed.write_bytes(gzip.compress(b"{}"))
     with raises(ConfigError, "x.jsonl.gz"):

@@ -28,8 +28,9 @@ from helpers.shards import (
 from webdataset.tariterators import group_by_keys, tar_file_expander
 from webdataset.writer import TarWriter
 
-from dyad.data.base.errors import DataError
+from dyad.data.base.errors import BadRow, DataError
 from dyad.data.shards import scan_tar as scan_tar_module
+from dyad.data.shards.rows import parse_row
 from dyad.data.shards.scan_rows import scan_lines
 from dyad.data.shards.scan_tar import MAX_BYTES, scan_tar, split_name
 from dyad.data.shards.shards import Shards
@@ -388,3 +389,9 @@ def test_table_rows_keep_their_bytes_and_lines(tmp_path: Path) -> None:
     shards = opened(tmp_path / "a.tsv")
     assert [shards.read(n)["tsv"] for n in range(3)] == rows
     assert [shards.key(n) for n in range(3)] == ["2", "3", "5"]
+
+
+def test_a_row_that_csv_refuses_is_a_bad_row() -> None:
+    for row in (b'1\t"a', b"1\ta\rb"):
+        with raises(BadRow, "unreadable row"):
+            parse_row({"tsv": row}, lambda: (["id", "text"], True))

@@ -21,6 +21,7 @@ from dyad.data.loading.order import Order
 from dyad.data.shards.index import BYTES_PER_PROCESS, index_shards
 from dyad.data.shards.shards import Shards, open_shards
 from dyad.data.shards.sources import parse_sources
+from dyad.data.shards.storage import shard_sha256
 
 # ---- reading -------------------------------------------------------------------------------------------------------
 
@@ -325,6 +326,14 @@ def test_parallel_scan_equals_the_serial_one(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr("dyad.data.shards.index.BYTES_PER_PROCESS", 1)
     assert BYTES_PER_PROCESS > 1
     assert list(index_shards(paths, workers=2)) == serial
+
+
+@pytest.mark.parametrize("name", ["a.tar", "a.jsonl"])
+def test_a_read_that_fails_in_a_scan_names_the_shard(name: str, tmp_path: Path) -> None:
+    (path := tmp_path / name).symlink_to("/proc/self/mem")  # opens, and its first read is an Input/output error
+    for read in (lambda path: [*index_shards([path])], shard_sha256):
+        with raises(DataError, path, "Input/output error"):
+            read(str(path))
 
 
 def test_index_json_is_plain(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from helpers.messages import raises
 
 import dyad
 from dyad.data.base.errors import ConfigError
-from dyad.evaluation.score import main
+from dyad.evaluation.score import CONTENT, main
 
 ROWS = [("one and one", " two"), ("two and one", " three"), ("a frog", " is green"), ("one frog", " jumps")]
 
@@ -68,7 +68,17 @@ def test_an_interrupted_file_is_gone_on_with(folder: Path, monkeypatch: pytest.M
     out.rename(folder / "scored.jsonl.part").write_bytes(first + second[:10])
     with raises(ConfigError, "depth=50", "3"):
         scored(folder, monkeypatch, depth=3)
-    assert scored(folder, monkeypatch) == whole
+    rows, about = folder / "rows.jsonl", folder / "scored.jsonl.json"
+    content, options = rows.read_text(), about.read_text()
+    rows.write_text(content.replace("two", "six"))
+    with raises(ConfigError, f"rows={rows}", "scored.jsonl.part"):
+        scored(folder, monkeypatch)
+    rows.write_text(content)
+    about.unlink()
+    with raises(ConfigError, about, "scored.jsonl.part"):
+        scored(folder, monkeypatch)
+    about.write_text(json.dumps({key: value for key, value in json.loads(options).items() if key != CONTENT}))
+    assert scored(folder, monkeypatch) == whole, "an earlier version wrote no digest"
 
 
 def test_wrong_options_are_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,5 +1,6 @@
 """The model card: what the hub reads, what is said of numbers, data and program, and names that try to break it."""
 
+import json
 import re
 import subprocess
 from pathlib import Path
@@ -8,15 +9,18 @@ from typing import Any, cast
 import pytest
 import yaml
 from helpers.eval import ROOT
+from helpers.messages import raises
 from huggingface_hub import ModelCard
 
+from dyad.data.base.errors import ConfigError
+from dyad.data.base.json_text import LARGEST
 from dyad.data.config import DataConfig
 from dyad.eval.results.panels import scored
-from dyad.export.card import ROOT as CHECKOUT, card, code, commit, escaped
+from dyad.export.card import CARD, ROOT as CHECKOUT, card, code, commit, digest, escaped, licence_of_earlier_export
 from dyad.export.library import ExportSource, Library
 from dyad.train.config import Task, TrainConfig
 from dyad.train.losses import OBJECTIVES
-from dyad.train.towers.libraries.calibration import Calibration
+from dyad.train.towers.libraries.calibration import SETTINGS, Calibration
 
 FRONT = {"library_name": "open_clip", "pipeline_tag": "feature-extraction", "tags": ["clip"]}
 LIBRARY = Library("open_clip", FRONT, "CLIP model", print, lambda _: [], lambda folder, _: f"    load('{folder}')")
@@ -136,6 +140,36 @@ def test_the_commit_of_a_checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert commit(tmp_path) == f"{found} with changes"
     monkeypatch.setenv("PATH", "")
     assert commit(tmp_path) == "unknown"
+
+
+def earlier_export(folder: Path, licence: str = "unknown") -> Path:
+    """Write the card of an export, and then the licence of a person into it."""
+    text = "---\nlicense: unknown\n---\n# A model\n"
+    (folder / SETTINGS).write_text(json.dumps({"card": digest(text)}))
+    (folder / CARD).write_text(text.replace("unknown", licence))
+    return folder / CARD
+
+
+def test_a_licence_that_is_no_name_is_refused(tmp_path: Path) -> None:
+    for licence in ("a: b", "[mit", "[mit, apache-2.0]", "2.0", "2020-13-45", "{a: b}"):
+        path = earlier_export(tmp_path, licence)
+        with raises(ConfigError, path, "license: mit"):
+            licence_of_earlier_export(tmp_path)
+        assert licence in path.read_text()
+    for licence in ("mit", "'mit'", "unknown"):
+        earlier_export(tmp_path, licence)
+        assert licence_of_earlier_export(tmp_path) == licence.strip("'")
+
+
+def test_files_of_an_earlier_export_that_are_something_else_are_refused(tmp_path: Path) -> None:
+    with earlier_export(tmp_path).open("r+b") as file:
+        file.truncate(LARGEST + 1)
+    with raises(ConfigError, tmp_path / CARD, "license:"):
+        licence_of_earlier_export(tmp_path)
+    earlier_export(tmp_path)
+    (tmp_path / SETTINGS).write_text("[1]")
+    with raises(ConfigError, tmp_path / SETTINGS):
+        licence_of_earlier_export(tmp_path)
 
 
 def test_inline_code_and_plain_words() -> None:

@@ -226,7 +226,15 @@ def test_samples_are_counted_by_the_first_shard(tmp_path: Path) -> None:
         (tmp_path / f"{name}.jsonl").write_text('{"text": "frog"}\n' * 30)
     here, away = config_of(f'data.train="{tmp_path}/{{a,b}}.jsonl"'), config_of("data.train=not/there.tar")
     assert counted_samples(here) == (60, 17)
+    (tmp_path / "b.jsonl").write_text('{"text": "a frog"}\n' * 30)  # b is counted by the bytes of a's samples
+    assert counted_samples(here) == (60 + 60 / 17, 17)
     assert all(map(math.isnan, counted_samples(away)))
+
+
+def test_the_plan_says_how_samples_are_counted(sixteen: RunPlan) -> None:
+    rows = sixteen.data()
+    assert rows["samples"][2] == "weight · bytes of each shard of data.train / bytes of a sample"
+    assert rows["bytes of a sample"][2] == "bytes of the first shard / its samples"
 
 
 def test_the_steps_of_epochs_are_those_of_a_run(sixteen: RunPlan, toy: str, tmp_path: Path) -> None:

@@ -9,11 +9,15 @@ from helpers.eval import LOCAL, Pixels, Shown, check_ranking, random_images
 from helpers.messages import raises
 from torch import Tensor, nn
 
-from dyad.data.base.errors import DataError
+from dyad.data.base.errors import ConfigError, DataError
+from dyad.data.config import DataConfig, ItemKind
 from dyad.data.image_text.items import LabelledSet
 from dyad.data.loading.class_batches import ClassNumbers
 from dyad.eval.encode.encoder import Encoder
 from dyad.eval.tasks.labelled import RareClass, TrainedClasses
+from dyad.evaluation.suite import check_suite
+from dyad.train.config import Task, TrainConfig
+from dyad.train.eval_config import EvalConfig
 
 NAMES = ["ant", "bee", "cat", "dog", "elk", "fox"]
 
@@ -79,3 +83,10 @@ def test_a_class_that_no_sample_has() -> None:
 def test_a_label_that_is_no_class_is_found_before_training() -> None:
     with raises(DataError, "90 samples"):
         TrainedClasses("val", "a.tar", labelled(), {name: [name] for name in NAMES[1:]}, ClassNumbers(NAMES[1:]))
+
+
+@pytest.mark.parametrize("items", [ItemKind.pictures, ItemKind.texts])
+def test_the_files_of_labelled_samples_are_named_by_their_entry(items: ItemKind) -> None:
+    config = TrainConfig(Task.labelled, data=DataConfig(items=items), eval=EvalConfig(suite=["classes:nope.jsonl"]))
+    with raises(ConfigError, "eval.suite: classes=nope.jsonl"):
+        check_suite(config)
