@@ -337,7 +337,7 @@ def _absent(key: str, name: str, absent: Sequence[str], wanted: Wanted) -> Findi
     of files that are missing. wanted: kind of file → file names, of which one is enough. Raises ConfigError if the
     folder or package does not exist, or the name cannot be one on the Hugging Face hub.
     """
-    folder = location_of(name)
+    folder = location_of(name, f"{key}={name}")
     if os.path.isdir(folder):
         fix = f"put {' or '.join(wanted[absent[0]][:2])} into {folder}, or name another folder"
         return fail("model", f"{key}={name} lacks {' and '.join(absent)}", fix, ExitCode.CONFIG)

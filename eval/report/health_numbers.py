@@ -10,7 +10,7 @@ from statistics import fmean, median
 from typing import Any
 
 from dyad.eval.report.curves import History, evaluations, sides
-from dyad.eval.results.kinds import headline, label
+from dyad.eval.results.kinds import HEADLINES, KINDS, companion, headline, label
 from dyad.eval.results.summary import Result, evaluator_name, finite, lead, number, part, score, signed
 from dyad.train.tracking.panel_types import Score
 
@@ -184,9 +184,10 @@ def result_numbers(result: Result) -> Numbers:
     level is known: "evidence", a text, and either "no_better_than_chance", 1 or 0, or "chance_is_possible": 1 if the
     intervals leave it open. For each baseline B whose difference is known: "lead_B", a text, and either "behind_B", 1
     or 0, or "undecided_B": 1. All cut-offs of the headline metric are compared, such as R@1, R@5 and R@10, because on a
-    small data set only a larger one may be clearly above chance. Higher values count as better.
+    small data set only a larger one may be clearly above chance. Of a plugin's task, for which it is not known whether
+    higher values are better, nothing is compared.
     """
-    names = _depths(headline(result["metrics"]), result["metrics"])
+    names = _depths(headline(result["metrics"]), result["metrics"]) if result["task"] in KINDS else []
     found: Numbers = {"dataset": result["dataset"]}
     judged = {m: s for m in names if (s := score(result, m)).value is not None and s.chance is not None}
     if judged:
@@ -238,15 +239,18 @@ def evaluation_numbers(history: History, results: Sequence[Result]) -> Iterator[
 
     The fall to the last value is "past_best"; with it come the names and values that the texts of the health check
     show. Half the width of the 95 % interval (DROP if unknown) is subtracted from the fall, so a positive "past_best"
-    means more than noise. Higher values count as better. Evaluators that logged this metric fewer than three times are
-    left out. history: metric → step → value.
+    means more than noise. Evaluators that logged this metric fewer than three times are left out; so are those of
+    plugins, for which it is not known whether higher values are better: the metric is not in HEADLINES, and no result
+    of a task of KINDS is theirs. history: metric → step → value.
     """
+    ours = {evaluator_name(result) for result in results if result["task"] in KINDS}
     scores = {evaluator_name(result): score(result, headline(result["metrics"])) for result in results}
     for prefix, metrics in evaluations(history).items():
         name = headline(metrics)
         _, low, high, _ = scores.get(prefix, Score(None))
         noise = DROP if low is None or high is None else (high - low) / 2
-        if len(values := history[f"{prefix}/{name}"]) >= 3:
+        higher_is_better = prefix in ours or companion([name], HEADLINES)
+        if higher_is_better and len(values := history[f"{prefix}/{name}"]) >= 3:
             step, last = max(values, key=lambda step: values[step]), values[max(values)]
             yield {
                 "past_best": values[step] - last - noise,

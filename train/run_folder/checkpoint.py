@@ -70,7 +70,7 @@ class Checkpoint:
 
     The constructor raises DataError when the manifest cannot be read, ConfigError for a format version that this
     program does not read. Properties and methods raise DataError for a file that is missing, truncated or changed, or
-    that cannot be parsed, and OSError for a file that is there and cannot be read.
+    that cannot be read or parsed.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -128,8 +128,8 @@ class Checkpoint:
 
         names: members of FILES; without names, all of FILES are compared. Of a file in parts, all parts are compared.
         Files whose SHA-256 this process knows are not read again (`digest_of`). Raises DataError, naming the file, for
-        the first one that is missing, truncated or changed; OSError for one that cannot be read. A file of OPTIONAL may
-        be missing if the manifest does not list it.
+        the first one that is missing, truncated, changed or unreadable. A file of OPTIONAL may be missing if the
+        manifest does not list it.
         """
         for name in names or FILES:
             files = self._files(name)
@@ -146,6 +146,8 @@ class Checkpoint:
                 raise DataError(f"{path} has changed since it was written (SHA-256 differs)")
         except FileNotFoundError as error:
             raise DataError(f"{path} is missing") from error
+        except OSError as error:
+            raise DataError(f"{path} cannot be read: {error.strerror or error}") from error
 
     @contextmanager
     def _verified(self, *names: str) -> Iterator[None]:
@@ -153,7 +155,7 @@ class Checkpoint:
         self.verify(*names)
         try:
             yield
-        except (SafetensorError, FileNotFoundError, *OTHER_SHAPE) as error:
+        except (SafetensorError, OSError, *OTHER_SHAPE) as error:
             reason = str(error)[:200] or type(error).__name__
             raise DataError(f"{self.folder} is no checkpoint of ours: {reason}") from error
 

@@ -45,8 +45,8 @@ def _best_checkpoint(run: Path, name: Path, log: Callable[[str], None]) -> Path:
     best = _newest_best(run, log)
     if best is None:
         raise ConfigError(
-            f"{name}: this run keeps no best checkpoint, only a run with checkpoint.best=METRIC does. {run} is its "
-            "newest one"
+            f"{name}: no evaluation of this run has been compared yet, and only checkpoint.best=METRIC compares them. "
+            f"{run} is its newest checkpoint"
         )
     folder = folder_of(run, best["step"])
     if not folder.is_dir():

@@ -6,7 +6,7 @@ import threading
 import urllib.error
 import urllib.request
 from collections.abc import Callable
-from contextlib import chdir
+from contextlib import chdir, suppress
 from dataclasses import replace
 from http.client import HTTPException
 from importlib import import_module
@@ -27,8 +27,7 @@ def wandb_mode(config: TrackingConfig) -> Wandb:
 
     auto means the mode in the environment variable WANDB_MODE if it names one, else online if there is an API key, else
     disabled. Reads the environment, W&B's settings and ~/.netrc, never the network. Raises ConfigError for online
-    without an API key; an error of importing wandb, if ~/.netrc has hosts and the settings must be read, is let
-    through.
+    without an API key.
     """
     named = os.environ.get("WANDB_MODE", "")
     wanted = Wandb[named] if config.wandb is Wandb.auto and named in Wandb.__members__ else config.wandb
@@ -100,13 +99,16 @@ def server() -> str:
 def _has_key() -> bool:
     """Whether the environment or ~/.netrc has an API key for the W&B server.
 
-    W&B's own check is private, and differs between its versions.
+    If the package wandb does not load, its settings are not known, and the server is taken to be W&B's cloud. W&B's own
+    check is private, and differs between its versions.
     """
     if os.environ.get("WANDB_API_KEY") or os.environ.get("WANDB_IDENTITY_TOKEN_FILE"):
         return True
-    hosts = netrc_hosts().keys()
-    host = urlparse(server()).netloc if hosts else ""
-    return bool(hosts & (CLOUD if host in CLOUD else {host}))
+    hosts, accepted = netrc_hosts().keys(), CLOUD
+    with suppress(Exception):  # wandb does not load: resolve_wandb_mode says so where there is a key
+        if hosts and (host := urlparse(server()).netloc) not in CLOUD:
+            accepted = {host}
+    return bool(hosts & accepted)
 
 
 def answers(url: str, seconds: float) -> bool:

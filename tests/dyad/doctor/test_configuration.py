@@ -58,7 +58,7 @@ def test_weights_and_tokenizer_of_a_folder(tmp_path: Path) -> None:
     (tmp_path / "bert" / "tokenizer.json").unlink()
     assert is_told(worst(model(folder, from_scratch=True)), Level.fail, "lacks a tokenizer", "tokenizer.json")
     assert is_told(worst(model(f"{tmp_path}/none")), Level.fail, "there is no folder")
-    assert is_told(worst(model("pkg:none/x")), Level.fail, "is not installed", "pip install")
+    assert is_told(worst(model("pkg:none/x")), Level.fail, "model.text.name=pkg:none/x: the package", "pip install")
 
 
 def test_a_published_model_that_is_not_here() -> None:

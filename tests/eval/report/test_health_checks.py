@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from helpers.report import CONFIG, passages, records, retrieval, zero_shot
 
-from dyad.eval.report.curves import read_history
+from dyad.eval.report.curves import History, read_history
 from dyad.eval.report.health_checks import CHECKS, health_checks
 from dyad.train.run_folder.folder import flat
 
@@ -235,6 +235,16 @@ def test_a_drop_counts_when_it_is_larger_than_the_noise() -> None:
         for drop in (noise - 0.002, noise + 0.002):
             found = told({"records": scored([0.2, 0.5, 0.4, 0.5 - drop]), "results": results})
             assert ("val: past its best" in found) == (drop > noise)
+
+
+def test_what_a_plugin_measures_may_be_better_when_lower() -> None:
+    """A distance that falls is not past its best, and not behind chance; of tasks of ours any headline rises."""
+    history: History = {"eval/a/distance": {1: 0.9, 2: 0.7, 3: 0.5}}
+    measured = {"dataset": "a", "task": "distances", "metrics": {"distance": 0.5}, "chance": {"distance": 1.0}}
+    for results in ([], [measured]):
+        assert not [sign for sign in health_checks({}, history, results) if sign.topic.startswith("a: ")]
+    topics = {sign.topic for sign in health_checks({}, history, [{**measured, "task": "rare_class"}])}
+    assert {"a: past its best", "a: no better than chance"} <= topics
 
 
 def test_the_worst_comes_first() -> None:

@@ -163,7 +163,16 @@ def truncate(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-1])
 
 
-@pytest.mark.parametrize("damage", [flip, truncate, Path.unlink], ids=["flipped", "truncated", "missing"])
+def forbid(path: Path) -> None:
+    """Make every read of the file an OSError other than that it is missing, for root too: a link to itself."""
+    path.unlink()
+    path.symlink_to(path)
+
+
+DAMAGE = {"flipped": flip, "truncated": truncate, "missing": Path.unlink, "unreadable": forbid}
+
+
+@pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE)
 @pytest.mark.parametrize("name", FILES)
 def test_a_damaged_checkpoint_is_refused_and_passed_over(saved: Path, name: str, damage) -> None:
     damage(folder(saved, 6) / name)

@@ -49,7 +49,7 @@ def test_the_name_is_that_of_the_best_and_the_run_is_its_newest(run: Path) -> No
 
 
 def test_what_has_no_best(run: Path, tmp_path: Path) -> None:
-    write(tmp_path / "plain", 2, None)
+    write(tmp_path / "plain", 2, None)  # without checkpoint.best, or with it and before the first evaluation
     for named in (tmp_path / "plain", tmp_path / "nowhere", folder_of(run, 2)):
         with raises(ConfigError, f"{named}@best"):
             locate(Path(f"{named}@best"), print)

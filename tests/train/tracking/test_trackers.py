@@ -77,6 +77,17 @@ def test_a_package_that_does_not_load_is_said_and_left(no_key: Path, monkeypatch
     assert told[0].startswith("W&B: disabled (the package does not load: import of wandb halted")
 
 
+def test_a_package_that_does_not_load_leaves_the_keys_of_the_cloud(
+    no_key: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its settings, which name the server, cannot be read. A key of another host is none."""
+    monkeypatch.delenv("WANDB_BASE_URL")
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    for host, mode in (("github.com", Wandb.disabled), ("api.wandb.ai", Wandb.online)):
+        no_key.write_text(f"machine {host} login user password abc\n")
+        assert wandb_mode(TrackingConfig()) is mode
+
+
 @pytest.mark.parametrize("listens", [True, False])
 def test_a_server_that_does_not_answer_means_offline(
     listens: bool, no_key: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

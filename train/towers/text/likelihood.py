@@ -91,7 +91,7 @@ class PromptTokenizer:
         heads = [[self.begin, *_last(ids, min(prompt, self.limit - len(own)) - 1)] for ids, own in pairs]
         rows = [[len(head), *head, *own] for head, (_, own) in zip(heads, pairs, strict=True)]
         width = padded_length(max(map(len, rows), default=1), 1 + min(prompt + answer, self.limit))
-        return torch.tensor([row + [PADDING] * (width - len(row)) for row in rows]).reshape(-1, width)
+        return torch.tensor([row + [PADDING] * (width - len(row)) for row in rows]).long().reshape(-1, width)
 
     def check(self, answer: int) -> None:
         """Raise ConfigError if `answer` tokens of an answer leave no room for a prompt within `limit`."""

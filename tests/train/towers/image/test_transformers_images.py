@@ -170,5 +170,6 @@ def test_what_cannot_be_a_tower_is_one_line(folders: dict[str, str], tmp_path: P
     (folder / "config.json").write_text(json.dumps({**settings, "num_hidden_layers": 10**9}))
     refused(tower_of(tmp_path, str(folder)), "num_hidden_layers")
     refused(tower_of(tmp_path, str(tmp_path / "none")), tmp_path / "none")
+    refused(tower_of(tmp_path, "pkg:nope/x"), "model.image.name=pkg:nope/x", "nope")
     refused(with_image(tmp_path, ImageTowerConfig(kind=ImageTower.transformers)), "model.image.name")
     refused(tower_of(tmp_path, folders["vit"], patch_dropout=0.5), "patch_dropout=0.5")

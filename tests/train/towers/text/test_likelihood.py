@@ -54,6 +54,11 @@ def test_scores_equal_transformers(folder: Path) -> None:
         torch.testing.assert_close(score, -loss, rtol=0, atol=1e-5)
 
 
+def test_no_prompts_are_no_rows_of_tokens(folder: Path) -> None:
+    rows = build_language_model(config(folder)).tokenize([], [], 12, 20)
+    assert len(rows) == 0 and rows.dtype == torch.int64
+
+
 def test_answers_are_drawn_with_their_prompts(folder: Path) -> None:
     tokenize, path = build_language_model(config(folder)).tokenize, folder / "rows.jsonl"
     rows = [("2 + 2 =", " 4", [" 5", " 6"]), ("hi", " you", []), ("a", " b", " c")]
