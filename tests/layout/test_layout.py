@@ -209,6 +209,7 @@ def test_losses_import_only_torch_and_their_configuration() -> None:
         "dyad.train.losses",
         "dyad.data.base.arrays",
         "dyad.data.base.errors",
+        "dyad.data.base.limits",
         "dyad.data.config",
         "dyad.data.batch",
         "dyad.data.log_weights",

@@ -3,7 +3,6 @@
 This package imports no torch, so that `--help` and the validation of a configuration start at once.
 """
 
-import math
 from collections.abc import Callable, Iterator
 from dataclasses import Field, dataclass, field, fields, make_dataclass
 from itertools import pairwise
@@ -12,6 +11,7 @@ from typing import Any, ClassVar, get_type_hints
 from omegaconf import MISSING
 
 from dyad.data.base.errors import ConfigError
+from dyad.data.base.limits import check_limits
 from dyad.data.config import described
 from dyad.train.losses.options.choices import CandidateSet, Directions, Duplicates, Positives, Similarity
 
@@ -38,7 +38,7 @@ def number(default: Any, meaning: str, allowed: str, **limits: float) -> Any:
     """Make a dataclass field for a numeric option, with the text that `--help` prints and its allowed range.
 
     meaning: the text for `--help`. allowed: the range, a key of RANGES, which the options check when they are made.
-    limits: further limits, by the names least, most, above or below, which only a run checks (data/base/limits.py). The
+    limits: further limits, by the names least, most, above or below (data/base/limits.py), which they check too. The
     value None is legal in every range.
     """
     return field(default=default, metadata={"help": meaning, "range": allowed, **limits})
@@ -199,15 +199,13 @@ class ObjectiveOptions:
             yield f"{self.no_x_negatives_because}; or data.negatives.pictures=0"
 
     def __post_init__(self) -> None:
-        given = {f: value for f in fields(self) if (value := getattr(self, f.name)) is not None}
-        for f, value in given.items():
-            if "range" in f.metadata and not RANGES[f.metadata["range"]](value):
+        for f in fields(self):
+            value = getattr(self, f.name)
+            if value is not None and "range" in f.metadata and not RANGES[f.metadata["range"]](value):
                 raise ConfigError(f"objective.{f.name}={value}: must be {f.metadata['range']}")
         for message in self.broken_rules():
             raise ConfigError(message)
-        for f, value in given.items():
-            if isinstance(value, float) and not math.isfinite(value):
-                raise ConfigError(f"objective.{f.name}={value}: must be a finite number")
+        check_limits(self, "objective.")
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Override object.__reduce__: pickle the class that was given to `preset`, and the values of all fields.
