@@ -25,6 +25,7 @@ from dyad.train.distributed.world import World, abort_group, init_world, shutdow
 # Seconds to wait for other ranks to register. A broken collective fails on all ranks at about the same time.
 CLOSING_SECONDS = 0.2  # a process that dies closes its connections one after the other, that of the store perhaps last
 REGISTER_SECONDS = 2.0
+ANSWERED_SECONDS = 5.0  # for a rank whose listener has answered: it is alive, and on a busy machine notices late
 # Seconds in which a process leaves its groups after an error; NCCL may take longer, and the error is printed only then.
 SHUTDOWN_SECONDS = 5.0
 # Parts of the messages of a lost connection that gloo raises as plain RuntimeError
@@ -136,16 +137,21 @@ def _exchange_reports(world: World, cause: Cause | None = None) -> RankReports:
     """Write this rank's error to the TCPStore, abort the process group, and return the reports of all ranks.
 
     cause: the error; None if only the connection to other ranks failed. This rank also registers as alive in the store
-    (torch's key-value store), and waits until all ranks have registered, for about REGISTER_SECONDS at most, or
-    STUCK_SECONDS if a rank wrote an error. A daemon thread uses the store, and is abandoned if the store does not
-    answer: the reports are then empty.
+    (torch's key-value store), and waits until all ranks have registered, for about REGISTER_SECONDS at most,
+    ANSWERED_SECONDS if the listener of a missing one has answered, or STUCK_SECONDS if a rank wrote an error. A daemon
+    thread uses the store, and is abandoned if the store does not answer: the reports are then what was read before.
     """
     reports, alarm_raised, start, interval = RankReports(), Event(), time.monotonic(), poll_interval(world)
 
     def has_time(more: float = 0.0) -> bool:
         # with a cause, other ranks may first have to finish the computation of a step
-        limit = STUCK_SECONDS if cause or reports.cause else REGISTER_SECONDS
+        limit = ANSWERED_SECONDS if reports.answered - reports.registered else REGISTER_SECONDS
+        limit = STUCK_SECONDS if cause or reports.cause else limit
         return time.monotonic() < start + limit + more
+
+    def read_lists(store: ReportStore) -> None:
+        reports.answered = store.registered("answered")
+        reports.registered = store.registered("registered")
 
     def exchange() -> None:
         with suppress(RuntimeError, ValueError, OSError):  # the store is gone: `registered` stays empty
@@ -161,8 +167,8 @@ def _exchange_reports(world: World, cause: Cause | None = None) -> RankReports:
             while store.count("registered") < world.size and has_time():
                 time.sleep(interval)
                 reports.cause = reports.cause or store.cause()
-            reports.answered = store.registered("answered")
-            reports.registered = store.registered("registered")
+                read_lists(store)
+            read_lists(store)
             store.register("read", world.rank)
             # Rank 0 may host the store, so it leaves after all registered ranks have read it.
             while world.rank == 0 and store.count("read") < len(reports.registered) and has_time():

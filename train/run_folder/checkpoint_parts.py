@@ -21,15 +21,18 @@ def parts_folder(final: Path, part: Part) -> Path:
 def give_up(final: Path, part: Part, error: Exception) -> None:
     """Write the error of this rank to a file that `collect` on rank 0 finds. On rank 0, delete all parts instead.
 
-    final: the checkpoint folder that was to be written. part: which part of it this rank writes, see Part. A file that
-    cannot be written is left out without an error; rank 0 then waits until its time is up.
+    final: the checkpoint folder that was to be written. part: which part of it this rank writes, see Part. On a full
+    disk the file is empty. The file appears whole; without it rank 0 waits until its time is up.
     """
     parts = parts_folder(final, part)
     if part[0] == 0:
         remove(parts)
         return
-    with suppress(OSError):  # a full disk still takes an empty file
-        (parts / f"{part[0]}{FAILED}").write_text(str(error))
+    begun = parts / f"{part[0]}{FAILED}.begun"
+    with suppress(OSError):
+        begun.write_text(str(error))
+    with suppress(OSError):
+        os.replace(begun, parts / f"{part[0]}{FAILED}")
 
 
 def collect(folder: Path, final: Path, part: Part, wait: float) -> dict[str, dict[str, Any]]:

@@ -23,6 +23,7 @@ from dyad.data.loading.loader import build_loader
 from dyad.data.loading.order import Order
 from dyad.train.run_folder import saving
 from dyad.train.run_folder.checkpoint import Checkpoint
+from dyad.train.run_folder.checkpoint_parts import FAILED, give_up, parts_folder
 from dyad.train.run_folder.checkpoint_state import CheckpointState, capture
 from dyad.train.run_folder.folder import steps
 from dyad.train.run_folder.saving import CheckpointWriter, write_checkpoint
@@ -62,6 +63,19 @@ def no_room(limit: int = 1000) -> Iterator[None]:
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
         signal.signal(signal.SIGXFSZ, before)
+
+
+def test_the_error_of_a_rank_is_found_whole(tmp_path: Path) -> None:
+    part, error = (1, 2, "a"), OSError("x" * (1 << 26))
+    parts = parts_folder(tmp_path / "step", part)
+    parts.mkdir()
+    writer = threading.Thread(target=give_up, args=(tmp_path / "step", part, error))
+    writer.start()
+    while not (parts / f"1{FAILED}").exists():
+        time.sleep(0)
+    assert (parts / f"1{FAILED}").stat().st_size == 1 << 26
+    writer.join()
+    assert [path.name for path in parts.iterdir()] == [f"1{FAILED}"]
 
 
 def test_what_is_written_behind_is_what_was_there_when_it_was_asked_for(tmp_path: Path) -> None:
