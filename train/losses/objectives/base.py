@@ -200,7 +200,7 @@ class Objective(nn.Module):
         """Return the loss and metrics for a batch whose columns (the y items) are gathered from all ranks.
 
         The result is that of forward: shares whose means over ranks are the values of the global batch. Every rank must
-        call it. The base class raises NotImplementedError.
+        call it. Each objective defines this method, or replaces `of_embeddings`, which calls it.
         """
         raise NotImplementedError
 
