@@ -33,7 +33,7 @@ def described(default: Any, meaning: str, **limits: float) -> Any:
 
     default: the key's default; a list or dict is copied for each object. meaning: the line that `--help` prints for the
     key. limits: any of least, most, above and below, the limits of the value; `check_limits` of data/base/limits.py
-    checks them where it is called.
+    checks them; `described` itself does not.
     """
     metadata = {"help": meaning, **limits}
     if isinstance(default, list | dict):

@@ -61,7 +61,7 @@ class Summary:
 
 
 def example(row: QuestionRow) -> Iterator[str]:
-    """Yield lines to print for a row: its question, its first positive, and its first hard negative if it has one."""
+    """Yield lines for a row: its question, its first positive and its first hard negative, if any, each cut short."""
     passages = (("+", row.positives), ("-", row.hard_negatives))
     texts = [("?", row.question.text), *((sign, f"{p[0].title} {p[0].text}") for sign, p in passages if len(p))]
     yield from (f"  {sign} {' '.join(text.split()):.{LETTERS}}" for sign, text in texts)

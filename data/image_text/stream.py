@@ -214,12 +214,11 @@ class Stream:
         return value
 
     def _part(self, step: int, part: int, rows: slice) -> StreamBatch:
-        """Return a batch of the next samples of the one reader in this loader process. The first call creates the
-        reader.
+        """Return a batch of the next samples of the one reader in this loader process.
 
-        part: number of the part, counted over all steps. Modulo the number of loader processes it is the index of this
-        loader process, because torch deals parts to its loader processes in turn. rows: a slice, whose length is the
-        number of samples. step: not used.
+        The first call creates the reader. part: number of the part, counted over all steps. Modulo the number of loader
+        processes it is the index of this loader process, because torch deals parts to its loader processes in turn.
+        rows: a slice, whose length is the number of samples. step: not used.
         """
         number = self._rank * self._readers + part % self._readers
         self._reader = self._reader or Reader(self, number, self._world_size * self._readers)

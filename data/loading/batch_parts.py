@@ -51,11 +51,12 @@ def batches_of_parts(
 
 
 def _packed(make: MakePart[B], bounds: Sequence[int], noise_later: bool, number: int) -> B:
-    """Make the part with number `number` (counted over all steps), in a worker, in the form that `assembled` takes.
+    """Make the part with number `number` (counted over all steps), in the form that `assembled` takes.
 
-    Its tensors, except images, are converted to numpy arrays: torch would send each small tensor through a
-    shared-memory file of its own, which takes longer than copying it. bounds: first row of each part of a batch, and
-    the number of rows. Other arguments as of `batches_of_parts`.
+    A loader process calls it, or this process if there are none. Tensors are converted to numpy arrays: torch would
+    send each small tensor through a shared-memory file of its own, which takes longer than copying it. Only images in x
+    and y stay tensors, and only if the batch has no sequences. bounds: first row of each part of a batch, and the
+    number of rows. Other arguments as of `batches_of_parts`.
     """
     step, place = divmod(number, len(bounds) - 1)
     part = make(step, number, slice(bounds[place], bounds[place + 1]))

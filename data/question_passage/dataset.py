@@ -212,8 +212,8 @@ def _relevance(drawn: Sequence[DrawnRow], start: int, stop: int | None) -> Tenso
 class TextInputs:
     """A list of n passages or questions as inputs of a tower (encoder), read and tokenised on access. Can be pickled.
 
-    item(i): returns the Passage or Question at position i. lengths (n,): bytes of each text, so that texts can be
-    sorted by length without being read.
+    item(i): returns the Passage or Question at position i. lengths (n,): the length of each text, such as its bytes,
+    so that texts can be sorted by length without being read.
     """
 
     item: Callable[[int], Any]

@@ -148,8 +148,9 @@ def scan_tar(stream: BinaryIO) -> Scan:
 def stream_tar(stream: BinaryIO, scan: Scan) -> Iterator[tuple[ScannedSample, dict[str, bytes]]]:
     """Scan a tar in one pass and yield each sample, as soon as it is complete, with its members (suffix -> bytes).
 
-    scan: an empty result, to which samples and errors are added; no error of the tar is raised. At a header that cannot
-    be read the scan ends. The sample at that point is not yielded, because it may lack members. Errors of whole
+    scan: an empty Scan, to which samples and errors are added; no error of the tar is raised. Where the rest cannot be
+    read, such as at a damaged header, the scan ends. The sample at that point is not yielded, because it may lack
+    members. Errors of whole
     samples, such as a repeated key, are found by `scan_tar` alone.
     """
     members: dict[str, bytes] = {}

@@ -194,7 +194,10 @@ def sha256_of(path: str | Path) -> str:
 
 
 def shard_sha256(path: str) -> str:
-    """Return `sha256_of` a shard, for use with messages to the user: raises DataError if it cannot be read."""
+    """Return the SHA-256 of a shard, as `sha256_of` does, but raise DataError if the shard cannot be read.
+
+    The message of the error names the shard. Raises ConfigError if the storage driver of a URL is missing.
+    """
     with read_errors(path):
         return sha256_of(path)
 

@@ -170,7 +170,7 @@ def _refuse(path: str, problems: Sequence[Problem]) -> None:
 
 
 def _check_image(sample: ShardSample, config: TrainConfig) -> None:
-    """Raise SampleError if the image of a sample cannot be decoded or has too many pixels (data.max_image_pixels).
+    """Raise SampleError if the image of a sample is missing, damaged or has too many pixels (data.max_image_pixels).
 
     For task=image_text, also if a caption of data.captions or the field data.relevance is missing or invalid.
     """

@@ -16,7 +16,7 @@ from dyad.data.base.errors import ConfigError, ExitCode, UserError, first_line, 
 from dyad.data.base.findings import Finding, Level, fail, ok
 from dyad.data.base.secrets import without_secrets
 from dyad.doctor import group, machine
-from dyad.train.config import TrainConfig
+from dyad.train.config import Task, TrainConfig
 
 HELP = """\
 python -m train.doctor                              this machine
@@ -134,10 +134,11 @@ def findings_of(topic: str, check: Callable[..., Iterable[Finding]], *arguments:
 
 
 def _loaders(config: TrainConfig | None) -> tuple[int, int]:
-    """Return (number of data loader processes of a rank, bytes of the images in one rank's batch).
+    """Return (number of data loader processes of a rank, estimated bytes of the images in one rank's batch).
 
-    Both are 0 without a configuration. The second is 0 for a task without images; images of unknown size count as 224
-    pixels wide, and hard negative images count.
+    Both are 0 without a configuration. The second is 0 for a task without images. It counts for each sample one image,
+    with task=views two, and the hard negative images; of a sequence of images one alone. Images of unknown size count
+    as 224 × 224 pixels.
     """
     if config is None:
         return 0, 0
@@ -147,5 +148,5 @@ def _loaders(config: TrainConfig | None) -> tuple[int, int]:
 
     workers = worker_count(config.data.workers, torch.device("cuda" if machine.gpu_count() else "cpu"))
     side = (config.model.image.image_size or USUAL_SIDE) if config.has_images else 0
-    images = config.global_batch_size // int(os.environ.get("WORLD_SIZE", "1")) * (1 + config.data.negatives.pictures)
-    return workers, images * 3 * side * side
+    images = 1 + (config.task is Task.views) + config.data.negatives.pictures
+    return workers, config.global_batch_size // int(os.environ.get("WORLD_SIZE", "1")) * images * 3 * side * side

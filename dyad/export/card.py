@@ -139,9 +139,10 @@ def _origins(config: TrainConfig) -> Iterator[str]:
 
 
 def _quoted(notice: Notice) -> dict[str, str]:
-    """Convert a licence notice for the card's template: its name, its text, and a code fence around the text.
+    """Convert a licence notice to the values that the card's template takes: name, text and fence.
 
-    The fence keeps the text from being rendered as Markdown.
+    name: path of the licence file, without private folders, escaped for HTML. text: the licence text. fence: the
+    backticks that the template puts before and after the text, so that it is not rendered as Markdown.
     """
     name = html.escape(_one_line(public_path(notice.file)))
     return {"name": name, "fence": _fence(notice.text, 3), "text": "\n".join(notice.text.splitlines())}

@@ -201,5 +201,5 @@ def chosen_format(asked: ExportFormat | None, config: "TrainConfig", model: "Two
 
 
 def _files(folder: Path) -> set[str]:
-    """Return the paths of all files in a folder, relative to it. A symbolic link counts as a file."""
+    """Return the paths of all files in a folder and its subfolders, relative to it. Symbolic links count as files."""
     return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_symlink() or not path.is_dir()}

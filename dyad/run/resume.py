@@ -5,7 +5,8 @@ global_batch_size and rounded down. data/loading/order.py computes the epoch and
 batch size (resume.allow_batch_change), `steps`, warm-up and all intervals count steps of the new size, `epochs` stay
 passes over the data, and at most (new batch size - 1) samples are seen a second time. With files added behind the old
 ones (resume.allow_more_data), an epoch is a pass over all of them. In both cases the rest of the current epoch is drawn
-anew, since the order of an epoch depends on its number of whole batches.
+anew, since the order of an epoch depends on its number of whole batches. The number of ranks may change:
+data/loading/order.py divides the samples, train/run_folder/checkpoint.py the tensors, `Stream.begin` the shards.
 """
 
 from collections.abc import Callable, Sequence
@@ -212,8 +213,9 @@ def _restore_tensors(source: ResumeSource, components: Components, config: Train
 
     Without a checkpoint, nothing is loaded and the state is that of a new run. If `source` gives only weights, those
     of the towers are loaded, the objective starts at their temperature and bias as config.from_weights says, and the
-    run starts at step 0. Raises ConfigError, before any weight is changed, for a checkpoint of another model, seed or
-    data, and as `_next_step` and `_more_samples` do; DataError for a damaged one.
+    run starts at step 0; seed and data may differ. Raises ConfigError, before any weight is changed, for a checkpoint
+    of another model; if the run is resumed, also for one of another seed or data, and as `_next_step` and
+    `_more_samples` do. Raises DataError for a damaged checkpoint.
     """
     notes: list[str] = []
     if source.weights:

@@ -128,7 +128,7 @@ def score_of(run: RunFolder, metric: tuple[str, str]) -> Score:
 
 
 def key_tables(keys: Keys) -> Iterator[Any]:
-    """Yield a Rich table of the keys that differ, a row for each value with the runs that have it; or one sentence."""
+    """Yield a Rich table of the keys that differ, a row for each value with its runs; a sentence if none differs."""
     table = new_table("key", "value", "runs", first_width=None)
     for key, values in keys.items():
         for n, value in enumerate(dict.fromkeys(values.values())):

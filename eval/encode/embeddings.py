@@ -228,7 +228,8 @@ class _Memory:
 class _Folder:
     """A store of embeddings in a folder, with the files of the module docstring. Process 0 writes, all processes read.
 
-    settings: what the embeddings depend on; they are compared with those in the folder's state.json.
+    settings: what the embeddings depend on, with the keys items, window and dtype; they are compared with those in the
+    folder's state.json.
     """
 
     folder: Path

@@ -51,10 +51,10 @@ class Encoder:
     fp16. cosine: whether embeddings are L2-normalised. features: whether to return the output of a tower's trunk,
     before its projection; feature maps are averaged over height and width. width: how many of the first numbers of an
     embedding to return, before it is normalised; None: all of them; not used with features. few_shapes: whether a short
-    block is padded to a power of two of rows, since every new shape costs time for compiled towers and on GPUs.
-    should_stop: called before each tower call, with the same result in all processes; if it returns True, encoding
-    raises Stopped. timeout: seconds to wait for a block of a loader process; 0: no limit. weights: returns a context
-    manager in which the towers hold the weights to evaluate; the encoder does not enter it, its caller must.
+    block is padded to a power of two of rows, at most `block`, since every new shape costs time for compiled towers and
+    on GPUs. should_stop: called before each tower call, with the same result in all processes; if it returns True,
+    encoding raises Stopped. timeout: seconds to wait for a block of a loader process; 0: no limit. weights: returns a
+    context manager in which the towers hold the weights to evaluate; the encoder does not enter it, its caller must.
     """
 
     towers: dict[str, nn.Module]

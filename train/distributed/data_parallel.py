@@ -78,10 +78,12 @@ def _wrapped(tower: nn.Module, world: World) -> nn.Module:
 
 @contextmanager
 def no_gradient_sync(towers: Iterable[nn.Module]) -> Iterator[None]:
-    """Context manager in which backward passes do not average gradients over ranks, except `backward` with last=True.
+    """Context manager in which a backward pass does not average gradients over ranks, with two exceptions.
 
-    towers: the modules that `wrap_towers_of_terms` returned second. A sharded tower does not average gradients after
-    the block either, until the next `backward` with last=True.
+    `backward` with last=True averages those of towers that are wrapped or sharded one by one; `average_now` averages
+    those of wrapped modules, which the towers of several losses need. towers: the modules that `wrap_towers_of_terms`
+    returned second. A sharded tower does not average gradients after the block either, until the next `backward` with
+    last=True.
     """
     with ExitStack() as stack:
         for tower in towers:

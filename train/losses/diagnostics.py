@@ -117,9 +117,9 @@ def _accuracy(scores: Tensor) -> Tensor:
 def _of_anchors(a: Tensor) -> dict[str, Tensor]:
     """Return statistics of the logits `a` (n, n) of n ≥ 2 anchors, the rows, each with its positive on the diagonal.
 
-    log_z: the log mean exp of an anchor's logits, its mean and standard deviation over anchors. effective_negatives:
-    e^H, with H the entropy of the softmax π over an anchor's negatives; its mean, least and largest. participation: the
-    mean of 1/(Σπ²).
+    log_z, log_z_std: mean and standard deviation over anchors of the log mean exp of an anchor's logits.
+    effective_negatives, …_min, …_max: mean, least and largest of e^H, with H the entropy of the softmax π over an
+    anchor's negatives. participation: the mean of 1/(Σπ²).
     """
     log_z = a.logsumexp(1) - math.log(len(a))
     log_pi = a.clone().fill_diagonal_(-math.inf).log_softmax(1)

@@ -1,8 +1,9 @@
 """Count bad samples (samples that cannot be used) over all ranks, and stop the run when there are too many.
 
-Each rank knows the samples that were replaced in its own batches. The ranks share them when a step is logged and before
-a checkpoint, so a run stops at most tracking.every steps late. The limits look only at the samples' positions in the
-training order, so the result depends neither on the number of ranks nor on where the run was stopped and resumed.
+data/loading/replacement.py replaces them. Each rank knows those that were replaced in its own batches. The ranks share
+them when a step is logged and before a checkpoint, so a run stops at most tracking.every steps late. The limits look
+only at the samples' positions in the training order, so the result depends neither on the number of ranks nor on where
+the run was stopped and resumed.
 """
 
 from collections.abc import Callable, Mapping

@@ -1,9 +1,9 @@
-"""restarts.jsonl: the hardware failures of a run (code 4), and whether a launch script starts the run again.
+"""restarts.jsonl: the hardware failures of a run (exit code 4), and whether a launch script starts the run again.
 
 One JSON object per failure, {"step": …, "time": …, "cause": …, "hosts": […], "job": …, "restart": …}. step: that of the
-newest checkpoint. hosts: the machines of the ranks that failed, as far as known. job: the job of SLURM or the launch
-script. restart: 1 for the first restart of that job, 2 for the second, …; 0 if the failure ended the job. Needs no
-torch.
+newest checkpoint. cause: the error, or UNKNOWN. hosts: the machines of the ranks that failed, as far as known. job: the
+job of SLURM or the launch script. restart: 1 for the first restart of that job, 2 for the second, …; 0 if the failure
+ended the job. Needs no torch.
 """
 
 import json

@@ -28,9 +28,9 @@ class FrozenCache:
     """Caches the output of a frozen trunk for each input row, under a hash of the row's bytes.
 
     capacity: bytes of outputs to hold; once they are used up, further outputs are computed every time. 0: nothing is
-    cached, hashed or copied to the host. None: CAPACITY of the inputs' device. texts: (count, fills) of a Grouped
-    trunk, for inputs that are rows of tokens; rows are cut to `padded_length` and computed with rows of equal length.
-    None: inputs are no texts, or texts that are never cut.
+    cached, hashed or copied to the host. None: CAPACITY of the inputs' device. texts: for inputs that are rows of
+    tokens, (a function from token ids to the number of tokens of each row, the id of padding); rows are cut to
+    `padded_length` and computed with rows of equal length. None: inputs are no texts, or texts that are never cut.
     """
 
     def __init__(self, capacity: int | None, texts: tuple[Callable[[Tensor], Lengths], int] | None = None) -> None:

@@ -22,7 +22,7 @@ from dyad.data.base.errors import ExitCode
 from dyad.data.base.findings import Finding, Level, fail, ok, warn
 from dyad.data.shards.rows import open_rows
 from dyad.doctor import configuration, group, machine, main as doctor
-from dyad.doctor.main import findings_of
+from dyad.doctor.main import _loaders, findings_of
 from dyad.train.cli.compose import compose_config
 from dyad.train.config import TrainConfig
 
@@ -251,6 +251,13 @@ def test_a_place_for_runs_that_cannot_be_written() -> None:
 
 def test_shared_memory_that_is_too_little_for_the_loaders() -> None:
     assert is_told(worst(machine.shared_memory(4, 1 << 50)), Level.fail, "4 workers", "--shm-size=8g")
+
+
+@pytest.mark.parametrize(("experiment", "images"), [("emoji", 1), ("simclr_emoji", 2)])
+def test_the_images_of_a_batch_take_shared_memory(experiment: str, images: int) -> None:
+    config = compose_config([f"experiment={experiment}", "data.workers=2"])
+    side = config.model.image.image_size or 224
+    assert _loaders(config) == (2, config.global_batch_size * images * 3 * side * side)
 
 
 @pytest.mark.mounts

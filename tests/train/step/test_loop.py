@@ -21,7 +21,7 @@ from dyad.data.batch import Batch
 from dyad.train.distributed.signals import Stopped
 from dyad.train.run_folder.checkpoint import Checkpoint, find_undamaged
 from dyad.train.run_schedule import RunSchedule
-from dyad.train.step.loop import Stopwatch, fit
+from dyad.train.step.loop import fit
 from dyad.train.tracking.logger import Logger
 
 ROOT = Path(__file__).parents[3]
@@ -241,26 +241,6 @@ def test_batches_that_are_given_up_leave_the_steps_before_them() -> None:
 def test_a_loader_of_another_length_is_an_error(batches: int) -> None:
     with raises(ValueError, "of 4"):
         Recorder({}).fit(RunSchedule(0, 4, 8, 1, log_every=1, evaluate_every=0, save_every=9), batches)
-
-
-def test_times_are_means_over_the_window() -> None:
-    watch = Stopwatch(RunSchedule(0, 9, 100, 4, log_every=1, evaluate_every=0, save_every=9))
-    watch.add(waited=0.1, worked=0.3)
-    watch.add(waited=0.3, worked=0.9)
-    watch.saving += 2.0
-    watch.saving += 0.5
-    assert watch.read() == pytest.approx(
-        {
-            "data_time": 0.2,
-            "batch_time": 0.8,
-            "samples_per_second": 125.0,
-            "samples_per_second_per_device": 31.25,
-            "checkpoint_seconds": 2.5,
-        }
-    )
-    watch.add(waited=0.0, worked=0.5)
-    again = watch.read()
-    assert (again["batch_time"], again["checkpoint_seconds"]) == (0.5, 0.0)
 
 
 @pytest.mark.parametrize(("first", "owed"), [(0, False), (4, True), (6, False)])

@@ -69,9 +69,10 @@ def symmetric_dpm(
 
     L = mean_i f_i^row + mean_j f_j^column, where f_i is the loss of anchor i as in core_terms. The model is p(y|x) ∝
     p(y) exp(s(x, y)/τ) in both directions, with the batch as a sample of p (Wang et al. 2024, arXiv:2410.09156). row,
-    column: the means over anchors of f/τ, 0-d. tau: τ. options.directions chooses the sum, the mean, or one of them.
-    tau_scaled=false leaves out the factor τ of f. A radius ρ (options.rho) adds ρτ to each direction, times its mean
-    relevance (`relevance`); L is then the dual of a loss that is robust over a KL ball (Qiu et al. 2023, eq. 4).
+    column: this rank's shares of the means over anchors of f/τ, 0-d. tau: τ. options.directions chooses the sum, the
+    mean, or one of them. tau_scaled=false leaves out the factor τ of f and of ρ. A radius ρ (options.rho) adds ρτ to
+    each direction, times its mean relevance (`relevance`); L is then the dual of a loss that is robust over a KL ball
+    (Qiu et al. 2023, eq. 4).
 
     CLIP is ½ mean_i [−log (e^a_ii / Σ_j e^a_ij) − log (e^a_ii / Σ_j e^a_ji)] = L / (2τ), with logits a = s/τ (Radford
     et al. 2021). GCL takes the mean over the negatives in place of the sum. info_nce, dpr and epr use the rows alone.

@@ -8,7 +8,7 @@ Forward is one matmul whose epilogue is the exponential and the sums of rows and
 recomputes E and writes G_ij = E_ij (u_i + v_j), one strip (a block of at most 8192 rows and columns) at a time, for two
 matmuls of cuBLAS: dx += G y, dy += Gᵀ x.
 A kernel that accumulates both gradients would not fit into a multiprocessor of the GPU at D ≥ 512, and one kernel for
-each would compute the scores twice, at 10·b·M·D flops instead of 8.
+each would compute the scores twice, at 10·b·M·D flops for forward and backward instead of 8.
 
 Each program writes partial sums, and these are added in a fixed order, which the shape of a block decides. So the same
 inputs give the same bits on the same machine. Shapes are timed once for each D and number of kinds of keys, and cached

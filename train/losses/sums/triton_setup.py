@@ -34,7 +34,11 @@ def compiles(device: torch.device) -> bool:
 
 
 def compile_problem(device: torch.device) -> str:
-    """Compile and run a small kernel on `device`; return "" if that works, else the reason and the fix in one line."""
+    """Return "" if the loss can use its Triton kernels on `device`, else the reason and the fix in one line.
+
+    A small kernel is compiled and run to find out. On CUDA, torch.addmm must also be able to add a product of fp16
+    matrices to a float32 matrix (torch 2.11 or newer).
+    """
     if not INSTALLED:
         return "Triton is not installed. Fix: install a build of torch for CUDA, which brings it"
     try:

@@ -244,11 +244,12 @@ def _module_folders(path: Path, instead: str) -> list[tuple[str, str]]:
 def _lengths(name: str, encoder: dict[str, Any], model_max_length: Any, fetch: bool) -> dict[str, int]:
     """Return the default of each configuration key that limits the tokens of a text, from the model's files.
 
-    A default is the limit in `encoder`, else `model_max_length`, else the number of position embeddings, and at most
-    this number. Keys for which the files have no limit are left out. name: the model. encoder: content of
-    sentence_bert_config.json. model_max_length: from the tokenizer's settings, ignored if it is no valid length. fetch:
-    download config.json if the hub's cache lacks it. Raises ConfigError for a limit in `encoder` that is not an integer
-    from 2 to 2²⁰ - 1.
+    A default is the limit in `encoder`, else `model_max_length`, else the number of positions, and at most this number.
+    Positions are the position embeddings that a token can have: in RoBERTa and its like (BEHIND_PADDING), those after
+    the padding index. Keys for which the files have no limit are left out. name: the model. encoder: content of
+    sentence_bert_config.json; a query_length or document_length of 0 or null counts as absent. model_max_length: from
+    the tokenizer's settings, ignored if it is no valid length. fetch: download config.json if the hub's cache lacks it.
+    Raises ConfigError for another limit in `encoder` that is not an integer from 2 to 2²⁰ - 1.
     """
     settings = check_settings(name, file_of(name, "config.json", fetch))
     total, padding = settings.get("max_position_embeddings"), settings.get("pad_token_id", 1)
