@@ -177,7 +177,8 @@ def open_buffered(path: str) -> io.BufferedReader:
     Raises ConfigError when it does not exist or its storage driver is missing, DataError when it cannot be opened.
     """
     try:
-        return io.BufferedReader(open_stream(path), PIECE)  # type: ignore[arg-type]
+        with as_os_errors():
+            return io.BufferedReader(open_stream(path), PIECE)  # type: ignore[arg-type]
     except FileNotFoundError:
         raise ConfigError(f"{path} does not exist.") from None
     except OSError as error:

@@ -133,15 +133,16 @@ def _begin_or_continue(part: Path, about: Path, options: dict[str, Any], content
     about: the JSON file with the options with which `part` was begun, and the digest `content` of the rows. If `part`
     does not exist, its folder is made, `about` is written, and 0 is returned; `part` is not made. Otherwise an
     incomplete last line is removed from it. Raises ConfigError if `options` or `content` differ from those in `about`,
-    or `about` is missing. Files of earlier versions have no digest; it counts as equal.
+    or `about` cannot be read. Files of earlier versions have no digest; it counts as equal.
     """
     if not part.exists():
         part.parent.mkdir(parents=True, exist_ok=True)
         write_json(about, options | {CONTENT: content})
         return 0
-    if not about.exists():
-        raise ConfigError(f"{about} is missing, which has the options of {part}. Restore it, or remove {part} too")
-    begun = read_json(about)
+    try:
+        begun = dict(read_json(about))
+    except (OSError, ValueError, TypeError):
+        raise ConfigError(f"{about} cannot be read, which has the options of {part}. Restore it, or remove both") from None
     if other := next((key for key, value in options.items() if begun.get(key) != value), None):
         raise ConfigError(
             f"{part} was begun with {other}={begun.get(other)}, not {options[other]}. Give that again, or remove it"
@@ -149,8 +150,7 @@ def _begin_or_continue(part: Path, about: Path, options: dict[str, Any], content
     if begun.get(CONTENT, content) != content:
         raise ConfigError(f"rows={options['rows']} has changed since {part} was begun. Restore it, or remove {part}")
     with open_foreign(part, part.stat().st_size) as file:
-        lines = file.readlines()
-    whole = [line for line in lines if line.endswith(b"\n")]
+        whole = [line for line in file if line.endswith(b"\n")]
     with part.open("r+b") as file:
         file.truncate(sum(map(len, whole)))
     return len(whole)

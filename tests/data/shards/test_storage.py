@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 from helpers.messages import raises
 
-from dyad.data.shards.storage import open_sequential
+from dyad.data.base.errors import DataError
+from dyad.data.shards.storage import open_buffered, open_sequential
 
 CONTENT = random.Random(0).randbytes(3_000_000)
 
@@ -121,3 +122,11 @@ def test_files_and_other_storage(tmp_path: Path) -> None:
             assert shard.read() == CONTENT
     with open_sequential(str(tmp_path / "b.tar")) as shard, pytest.raises(FileNotFoundError):
         shard.read(1)
+
+
+def test_a_driver_whose_error_is_no_oserror(monkeypatch: pytest.MonkeyPatch) -> None:
+    import fsspec
+
+    monkeypatch.setattr(type(fsspec.filesystem("memory")), "_open", lambda *_, **__: {}["credentials"])
+    with raises(DataError, "memory://x/a.tar", "credentials"):
+        open_buffered("memory://x/a.tar")

@@ -74,9 +74,10 @@ def test_an_interrupted_file_is_gone_on_with(folder: Path, monkeypatch: pytest.M
     with raises(ConfigError, f"rows={rows}", "scored.jsonl.part"):
         scored(folder, monkeypatch)
     rows.write_text(content)
-    about.unlink()
-    with raises(ConfigError, about, "scored.jsonl.part"):
-        scored(folder, monkeypatch)
+    for unreadable in (about.unlink, lambda: about.write_text('{"depth": '), lambda: about.write_text("[1]")):
+        unreadable()
+        with raises(ConfigError, about, "scored.jsonl.part"):
+            scored(folder, monkeypatch)
     about.write_text(json.dumps({key: value for key, value in json.loads(options).items() if key != CONTENT}))
     assert scored(folder, monkeypatch) == whole, "an earlier version wrote no digest"
 
