@@ -176,13 +176,11 @@ def open_buffered(path: str) -> io.BufferedReader:
 
     Raises ConfigError when it does not exist or its storage driver is missing, DataError when it cannot be opened.
     """
-    try:
-        with as_os_errors():
+    with read_errors(path):
+        try:
             return io.BufferedReader(open_stream(path), PIECE)  # type: ignore[arg-type]
-    except FileNotFoundError:
-        raise ConfigError(f"{path} does not exist.") from None
-    except OSError as error:
-        raise DataError(f"{path} cannot be read: {error.strerror or error}") from error
+        except FileNotFoundError:
+            raise ConfigError(f"{path} does not exist.") from None
 
 
 def sha256_of(path: str | Path) -> str:
