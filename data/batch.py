@@ -1,7 +1,7 @@
 """The batches that data sets give to the trainer: inputs of two sides, x and y (such as image and text), sample ids
 and content keys.
 
-Letters in shapes: b samples of this rank; m items of side y of this rank; k extra items of the y side, such as hard
+Letters in shapes: b samples of this rank; m items of side y of this rank; k extra items of one side, such as hard
 negatives; P pairs of a row of the batch and an item known to be relevant to this row; L tokens of a text; H, W height
 and width of an image.
 """
@@ -26,11 +26,11 @@ class Extra:
 
     The items of all rows are concatenated. y (k, …): tower inputs. row (k,) int64: the row of the local batch that each
     item belongs to. keys (k,) int64: content keys (64-bit hashes). positive (k,) bool: True for a further positive of
-    the row, False for a hard negative or a noise item. positives: the number of True in `positive`, counted while the
-    tensors are on the host; -1: the constructor counts it, which waits for the device if `positive` lies there.
-    lengths: as Batch.y_lengths. log_q (k,) float32: log of the probability with which each item was drawn; None: the
-    items were not drawn with known probabilities. relevance (k,) float: as Batch.relevance; 1 for a hard negative.
-    teacher (k,) float: as Batch.teacher.
+    the row, False for a hard negative or an item drawn for noise contrastive estimation (NCE). positives: the number of
+    True in `positive`, counted while the tensors are on the host; -1: the constructor counts it, which waits for the
+    device if `positive` lies there. lengths: as Batch.y_lengths. log_q (k,) float32: log of the probability with which
+    each item was drawn; None: the items were not drawn with known probabilities. relevance (k,) float: as
+    Batch.relevance; 1 for a hard negative. teacher (k,) float: as Batch.teacher.
     """
 
     y: Tensor
@@ -54,7 +54,7 @@ class ExtraX:
 
     A row may have any number of them; those of all rows are concatenated. x (k, …): tower inputs, like those of
     Batch.x. row (k,) int64: the row of the local batch that each item belongs to. keys (k,) int64: content keys (64-bit
-    hashes). noise: the noise still to be added to x; None: no noise.
+    hashes). noise: the augmentation still to be applied to x (class Noise); None: none.
     """
 
     x: Tensor
@@ -71,8 +71,9 @@ class ExtraX:
 class KnownPositives:
     """P pairs of a row and an item of the y side (such as a passage) that is known to be relevant to the row.
 
-    The loss never uses this item as a negative of this row. The item may lie outside the batch. row (P,) int64: row of
-    the local batch. keys (P,) int64: content key (64-bit hash) of the item.
+    An objective that has "excluded" in `takes` never uses this item as a negative of this row; others ignore these
+    pairs. The item may lie outside the batch. row (P,) int64: row of the local batch. keys (P,) int64: content key
+    (64-bit hash) of the item.
     """
 
     row: Tensor
@@ -81,10 +82,11 @@ class KnownPositives:
 
 @dataclass(frozen=True)
 class Noise:
-    """Noise that is still to be added to the b inputs of one side of a batch, such as blur to images.
+    """Augmentation after the crop, such as flips and blur, still to be applied to the b images of one side of a batch.
 
-    noise[rows], with row indices or a mask as a CPU tensor, is the noise of these rows. add(inputs, draws): returns the
-    inputs with noise, on the device of `inputs`. draws (b, n): n random numbers for each row, kept on the host.
+    It is called noise, and applying it "adding". noise[rows], with row indices or a mask as a CPU tensor, is the noise
+    of these rows. add(inputs, draws): returns the augmented inputs, on the device of `inputs`. draws (b, n): n random
+    numbers for each row, kept on the host.
     """
 
     add: Callable[[Tensor, np.ndarray], Tensor]
@@ -103,8 +105,8 @@ class Noise:
 class BadSample:
     """A sample, or a part of a shard, that could not be used.
 
-    row: the row of the local batch for which it was read; 0 for a part of a shard. id: its sample id. shard: path of
-    the shard in which it is stored. key: its key there; "" for a part of a shard. reason: the error message.
+    row: the row of the local batch for which it was read; no meaning for a part of a shard. id: its sample id. shard:
+    path of the shard in which it is stored. key: its key there; "" for a part of a shard. reason: the error message.
     replaced_by: id of the sample that was tried instead. Both ids are -1 in streams (data.mode=stream), which take the
     next sample of the stream.
     """
@@ -131,9 +133,10 @@ class Batch:
     of the same step (configuration keys also.NAME). x_lengths, y_lengths (one per row of x, y): the number of tokens,
     kept on the host; None: the side is no text, or its tokenizer gives no lengths. x_places (b,): the place of each row
     of x in its sequence, from 0, kept on the host; None: each row of x is embedded by itself. x_noise, y_noise: noise
-    still to be added to x and y; None: none. y_log_q (m,): log of the probability with which each y item was drawn, as
-    Extra.log_q. relevance (b,) float: the weight in (0, 1] of each sample as a positive pair; None: 1 for all. teacher
-    (b,) float: the score that a teacher or people gave each sample's x and y; None: none is given.
+    still to be added to x and y; None: none. y_log_q (m,) float32: log of the probability with which one draw of the
+    noise items of NCE gives each y item; None: no such items are drawn. relevance (b,) float: the weight in (0, 1] of
+    each sample as a positive pair; None: 1 for all. teacher (b,) float: the score that a teacher or people gave each
+    sample's x and y; None: none is given.
     """
 
     x: Tensor

@@ -56,8 +56,8 @@ class Checked:
 class AugmentConfig(Checked):
     """Configuration of the random changes of training images: the keys data.augment.*.
 
-    The changes of an image depend only on the seed, the epoch and the sample id; in a stream on the seed and the place
-    in the stream. The defaults change nothing.
+    The changes of a sample's images are a function of the seed, the epoch and the sample id; in a stream, of the seed
+    and the sample's place in it. The defaults change nothing.
     """
 
     crop_scale: list[float] = described([1.0, 1.0], "random resized crop: smallest and largest share of the area")
@@ -163,7 +163,7 @@ class MiningConfig(Checked):
 
 @dataclass
 class NegativesConfig(Checked):
-    """Configuration of the hard negatives of questions and of images: the keys data.negatives.*."""
+    """Configuration of the hard negatives of questions, images and captions: the keys data.negatives.*."""
 
     per_row: int = described(
         0, "hard negatives drawn for a row each time, at most; a row with fewer gives all it has", least=0
@@ -207,7 +207,7 @@ class NegativesConfig(Checked):
 
 @dataclass
 class SequenceConfig:
-    """Configuration of task=sequence (next-item training on logs of events): the keys data.sequence.*."""
+    """Configuration of task=sequence, next-item training on logs of events or on frames: the keys data.sequence.*."""
 
     user: str = described("user", "column of a log: whose event a row is; the events of one user are a sequence")
     item: str = described("item", "column of a log: the id of the item of an event")
@@ -223,9 +223,10 @@ class SequenceConfig:
 
 @dataclass
 class DataConfig(Checked):
-    """Configuration of the training data: the keys data.*. The constructor raises ConfigError for broken rules.
+    """Configuration of the data for training and validation: the keys data.*.
 
-    The keys say where training pairs come from, and how a training sample is made of a pair.
+    The keys say where the data come from, how a training sample is made of them, and how they are loaded. The
+    constructor raises ConfigError for broken rules.
     """
 
     train: Any = described(

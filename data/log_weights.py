@@ -32,8 +32,9 @@ class LogWeights:
 
     The number is log q, the log-probability of the item under a distribution q, or ζ, by which the item has weight
     e^(ζ/τ) as a candidate (NUCLR). path: path of the file. name: what the numbers are, LOG_Q or ZETA. keys_n (n,)
-    int64: content keys of the items, ascending. values_n (n,) float64: the numbers. facts: the metadata of the file,
-    with "data", the fingerprint of the data from which it was made, and the options of the command that made it.
+    int64: content keys of the items, ascending. values_n (n,) float64: the numbers. facts: the metadata of the file; in
+    one of `python -m data weights` they have "data", a summary of the data from which it was made, and the options of
+    the command; in others these may be missing.
     """
 
     path: str

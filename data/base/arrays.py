@@ -12,7 +12,7 @@ from dyad.data.base.files import checked_path
 
 @contextmanager
 def header_errors() -> Iterator[None]:
-    """Context manager that raises ValueError in place of each other exception of numpy for a damaged .npy header.
+    """Context manager that raises ValueError in place of the various exceptions of numpy for a damaged .npy header.
 
     OSError and ValueError pass unchanged.
     """

@@ -1,7 +1,7 @@
-"""Parse key=value command lines and print their help, for all commands except training.
+"""Parse key=value command lines and print their help, for the commands of data and eval, and for train.export.
 
 A dataclass describes the keys of a command: their names, types, defaults and help lines. A value is taken literally, so
-braces need no quotes; one pair of quotes around a value is dropped. Imports nothing heavy, such as torch.
+braces need no quotes; one pair of quotes around a text is dropped. Imports nothing heavy, such as torch.
 """
 
 import json
@@ -76,7 +76,7 @@ def parse_options(schema: type[T], arguments: Iterable[str], command: str) -> T:
 
     command: the command's name, for messages. The argument plugins=[…] is ignored. Raises ConfigError for an argument
     that is not key=value, for an unknown or repeated key, for a needed key that is missing, and for a value that has
-    the wrong type, breaks a limit of its field or contains "${".
+    the wrong type, breaks a limit of its field or contains "${"; and as the constructor of `schema` does.
     """
     types_of, options = get_type_hints(schema), OmegaConf.structured(schema)
     given: set[str] = set()
@@ -198,8 +198,8 @@ def help_text(purpose: str, examples: Mapping[str, str], schema: type, notes: st
 def key_table(schema: Any) -> list[str]:
     """Return the help lines of the keys of a command: one for each field of the dataclass `schema`, one for `plugins`.
 
-    A line has key, default, meaning and choices. Each field must have its meaning in metadata["help"], as `described`
-    gives it.
+    A line has key, default, meaning and, if the default is an Enum, the choices. Each field must have its meaning in
+    metadata["help"], as `described` gives it.
     """
     width = max(len(PLUGINS), *(len(option.name) for option in fields(schema)))
     lines = []
@@ -211,7 +211,7 @@ def key_table(schema: Any) -> list[str]:
 
 
 def _default(option: Field[Any]) -> str:
-    """Convert the default of a dataclass field to its text on the command line; "(needed)" if it has no default."""
+    """Convert the default of a dataclass field to its text in the help: "(needed)" for MISSING, "[]" for any list."""
     default = option.default
     if shown := option.metadata.get("default"):
         return shown

@@ -86,8 +86,11 @@ class HardwareError(UserError):
 
 
 class Preempted(UserError):
-    """Raised when a stop signal, such as SIGTERM from a scheduler, has stopped the run. All ranks raise this error,
-    with an empty message. The same command resumes the run."""
+    """Raised, with an empty message, when a stop signal such as SIGTERM from a scheduler has stopped the run.
+
+    Each rank raises it, or another UserError without a message and with the same exit code. The same command resumes
+    the run.
+    """
 
     exit_code = ExitCode.REQUEUE
     everywhere = True

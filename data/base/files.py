@@ -1,6 +1,7 @@
 """Write files atomically: completely or not at all, even at a power cut or on a full disk.
 
-Folders are written atomically too, except at a power cut.
+Folders are written atomically too, except at a power cut. The module also appends lines to files, and opens untrusted
+files.
 """
 
 import errno
@@ -74,8 +75,9 @@ def whole_folder(path: Path, temporary: Path | None = None, replace: bool = Fals
     The folder is deleted when the block raises. temporary: path of the folder until the renaming (None: `.NAME.partial`
     beside `path`). replace: whether an existing folder `path` is replaced. The existing folder is first renamed to
     `.NAME.old`; it stays there if the process is killed between the two renames. A power cut may lose the bytes of
-    files that the block did not sync. Raises OSError while another process fills the temporary folder, and, without
-    `replace`, when `path` exists and is not empty.
+    files that the block did not sync. A temporary folder that exists already is deleted first, but OSError is raised
+    while another process fills it. Raises OSError also when `path` is a file or, without `replace`, a folder that is
+    not empty.
     """
     temporary = temporary or path.with_name(f".{path.name}.partial")
     old = path.with_name(f".{path.name}.old")
@@ -124,7 +126,8 @@ def hold_lock(temporary: Path) -> Iterator[None]:
 def is_held(temporary: Path) -> bool | None:
     """Whether a living process holds the lock (`hold_lock`) of a temporary file or folder; None if unknown.
 
-    It is unknown for a missing path, a symbolic link and a file system without locks.
+    It is unknown for a path that cannot be opened (missing, no permission, a symbolic link) and for a file system
+    without locks.
     """
     with suppress(OSError):
         descriptor = os.open(temporary, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -253,7 +256,7 @@ def read_lines(path: Path, log: Callable[[str], None] = lambda line: None) -> It
 
 
 def free_bytes(path: Path) -> int:
-    """Return the number of free bytes on the disk of `path`; if `path` does not exist, of its nearest folder."""
+    """Return the number of free bytes on the disk of `path`, or of its nearest parent if `path` does not exist."""
     return shutil.disk_usage(next(p for p in (path, *path.absolute().parents) if p.exists())).free
 
 

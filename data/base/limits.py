@@ -34,11 +34,12 @@ def check_limits(config: Any, prefix: str = "") -> None:
 
 
 def broken_limits(config: Any, prefix: str = "") -> Iterator[str]:
-    """Yield a message for each number of a dataclass, in lists and nested dataclasses too, that breaks a limit.
+    """Yield a message for each limit that a field of a dataclass breaks.
 
-    The metadata of a field may have "least" (value ≥ limit), "most" (≤), "above" (>) or "below" (<). Every number must
-    also be finite and at most MOST in size. A value that is no number (None, "auto") breaks no limit. prefix: dotted
-    path of `config` in the whole configuration, such as "data.", for the message.
+    The metadata of a field may have "least" (value ≥ limit), "most" (≤), "above" (>) or "below" (<). They hold for a
+    number and for each number of a list; numbers in a dict are not checked. Every number must also be finite and at
+    most MOST in size. A value that is no number (None, "auto") breaks no limit. The fields of nested dataclasses are
+    checked too. prefix: dotted path of `config` in the whole configuration, such as "data.", for the message.
     """
     for f in fields(cast(Any, config)):
         key, value = f"{prefix}{f.name}", getattr(config, f.name)

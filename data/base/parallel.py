@@ -21,8 +21,10 @@ def available_cores() -> int:
 
 
 def core_quota() -> float:
-    """Return the CPU cores (not always whole) to which the container's control group limits it; infinity without
-    limit."""
+    """Return the number of CPU cores, maybe no whole one, to which the container's cgroup (v2) limits this process.
+
+    It is infinity if there is no limit or no such cgroup.
+    """
     try:
         limit, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
         return int(limit) / int(period)

@@ -9,11 +9,11 @@ SMALLEST = 2.0**-126  # the smallest normal number of float32: a smaller weight 
 
 
 class IfGiven(str):
-    """A setting data.relevance or data.teacher for evaluation data: the name of a field, which rows may lack.
+    """The setting data.relevance or data.teacher, the name of a field, in the form for evaluation data.
 
-    The type, instead of str, tells `record_of` (data/question_passage/formats.py) so, which never reads the teacher's
-    scores then. It does not allow rows of pairs to have a score in another field: they are refused in evaluation data
-    too.
+    By this type instead of str, `record_of` (data/question_passage/formats.py) knows that rows may lack the field. It
+    then reads a relevance only in rows of sentence-transformers' columns that have the field, and never a teacher's
+    score. Rows of pairs with a score in another field are still refused.
     """
 
 

@@ -1,4 +1,4 @@
-"""Redact credentials in files and output: in URLs, in values of the environment, and under names such as `password`."""
+"""Redact credentials in texts and JSON values: in URLs, of netrc and the environment, in fields like `password`."""
 
 import netrc
 import os
@@ -57,8 +57,8 @@ def without_credentials(text: str) -> str:
 def without_secrets(tree: Any, by_name: bool = False) -> Any:
     """Return a copy of a JSON value with `without_credentials` applied to its strings, except the keys of mappings.
 
-    Tuples become lists. by_name: whether each string under a name like api_key or password is replaced by '[redacted]'.
-    It is needed in a copy that may be sent to other machines.
+    Tuples become lists. by_name: whether each string is replaced by '[redacted]' whose name contains a word of NAMES,
+    such as api_key, token or password. It is needed in a copy that may be sent to other machines.
     """
     if isinstance(tree, str):
         return without_credentials(tree)

@@ -83,7 +83,7 @@ class OffsetTable:
 class ShardIndex:
     """The index of one shard: a description of the file, its errors, and the path of the table of sample offsets.
 
-    path, name, size (bytes), sha256: of the shard. mtime: its time stamp in ns, or the entity tag of a remote file.
+    path, name, size (bytes), sha256: of the shard. mtime: its time stamp, as Stat.mtime.
     samples, members: number of samples and of members (files of a sample). suffixes: all suffixes of members. ignored:
     number of skipped members by suffix. problems: the first errors found; problem_count: the number of all errors.
     table_file: path of the table of offsets.
@@ -196,8 +196,8 @@ def scan_stream(stream: "BufferedReader[Any]", path: str) -> Scan | RowScan:
 
 def _scan(path: str, found: Stat) -> ShardIndex:
     """Scan the shard at `path`, store its index and return the index. found: size and time stamp of the shard before
-    the scan, stored in the index to notice later changes of the shard. Raises DataError for text that is not UTF-8, and
-    when a read fails."""
+    the scan, stored in the index to notice later changes of the shard. Raises DataError for text that is not UTF-8,
+    when a read fails, and when the index cannot be stored."""
     with open_buffered(path) as raw:
         hashing = _Hashing(raw, path)
         stream = BufferedReader(hashing, BUFFER)

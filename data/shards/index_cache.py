@@ -1,12 +1,12 @@
-"""Cache of arrays derived from data files: in `.index/` beside them, or in the user's cache folder.
+"""Cache of arrays and shards derived from data files: in `.index/` beside them, or in the user's cache folder.
 
-An entry NAME has two files: `NAME.<digest of its content>.npy` with the array, and `NAME.json` with a description of
-the array, called its facts. Processes memory-map the array, because it may have gigabytes. Both files are written
-atomically, the JSON last, so that a reader finds a complete entry or none.
+An entry NAME has two files: `NAME.<digest of its content>.npy` with the array (or .tar, .jsonl with the shard made of a
+table), and `NAME.json` with a description of it, called its facts. Processes memory-map the array, because it may have
+gigabytes. Both files are written atomically, the JSON last, so that a reader finds a complete entry or none.
 
 The JSON also holds seals, which prove who wrote the entry, one for each folder and user that did. The folder's seal is
 a hash of the facts and the folder's inode number. The user's seal is an HMAC of the facts with a key in the user's
-cache; it stays valid in copies of the folder, so the digest of the array is compared too. An entry is used if the seal
+cache; it stays valid in copies of the folder, so the digest of the file is compared too. An entry is used if the seal
 of its present folder or of this user is valid; any other entry is made anew. A process that computes the same facts
 adds its seals to the stored ones, so that several nodes or users can share a folder.
 """
@@ -44,8 +44,9 @@ def _cache() -> Path:
 def cache_folders(path: str) -> list[Path]:
     """Return the folders that may hold cache files derived from the data file `path`, the preferred folder first.
 
-    These are `.index` beside the data file, then a folder in the user's cache (~/.cache/dyad, or below XDG_CACHE_HOME).
-    Only the latter is returned for a remote path, or if `.index` is a symbolic link. The folders need not exist.
+    These are `.index` beside the data file, with symbolic links resolved (the file's own folder if that is named
+    `.index`), then a folder in the user's cache (~/.cache/dyad, or below XDG_CACHE_HOME). Only the latter is returned
+    for a remote path, or if `.index` is a symbolic link. The folders need not exist.
     """
     remote = scheme_of(path)
     parent = path.rpartition("/")[0] if remote else os.path.dirname(os.path.realpath(path))
@@ -55,10 +56,10 @@ def cache_folders(path: str) -> list[Path]:
 
 
 def read_cached(path: str, name: str, wanted: dict[str, Any]) -> Iterator[tuple[Path, dict[str, Any]]]:
-    """Yield (path of the array file, facts) for each folder of cache_folders(path) with a valid entry `name`.
+    """Yield (path of the entry's file, facts) for each folder of cache_folders(path) with a valid entry `name`.
 
-    facts: the entry's JSON description. It must have all items of `wanted`, the entry's name among them, and a valid
-    seal, the proof of who wrote it. Any other entry is skipped.
+    facts: the entry's JSON description. An entry is valid if its facts have all items of `wanted` and it has a valid
+    seal, the proof of who wrote it; others are skipped. The caller must put the entry's name into `wanted`.
     """
     for folder in cache_folders(path):
         facts, seals = _read(folder / f"{name}.json")
@@ -85,7 +86,7 @@ def write_entry(path: str, name: str, suffix: str, facts: dict[str, Any], write:
     path: the data file from which the entry is derived. suffix: the end of the new file's name. facts: a plain JSON
     description. The entry is written to the first of cache_folders(path) that can be written; `write` is called once
     for each folder that is tried. Files of earlier versions of the entry are deleted there. Raises DataError when no
-    folder can be written.
+    folder can be written or `write` raises OSError for each; other errors of `write` are raised at once.
     """
     _make_key()
     failures = []

@@ -35,12 +35,12 @@ class Notice:
 def notices(values: Sequence[str | Path]) -> list[Notice]:
     """Return the licence texts near the data that `values` name, each file once.
 
-    values: texts that name data: paths, globs or URLs, joined by '::', each with an optional weight ('a.tar@2') or a
-    prefix such as 'beir:'. URLs and folders that cannot be listed are skipped. For each path the search begins in the
-    folder of the data and goes up at most LEVELS (2) folders. It ends at the first folder that has licence files. It
-    also ends, without a result, at the home folder and at a folder with a program (pyproject.toml, setup.py), whose
-    licence is not that of the data. Raises OSError for a licence file that cannot be read, and ConfigError for a value
-    with an empty part or a wrong weight.
+    values: texts that name data: paths, globs or URLs, joined by '::', each with an optional weight ('a.tar@2'). A
+    value may begin with a kind of evaluation, such as 'beir:'. URLs and folders that cannot be listed are skipped. For
+    each path the search begins in the folder of the data and goes up at most LEVELS (2) folders. It ends at the first
+    folder that has licence files. It also ends, without a result, at the home folder and at a folder with a program
+    (pyproject.toml, setup.py), whose licence is not that of the data. Raises OSError for a licence file that cannot be
+    read, and ConfigError for a value with an empty part or a wrong weight.
     """
     found: dict[str, Notice] = {}
     for value in map(str, values):

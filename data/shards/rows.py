@@ -59,9 +59,9 @@ class Rows:
     def fields(self, i: int) -> dict[str, Any]:
         """Read row i and return it as a dict, field name -> value. i counts the rows of all opened files.
 
-        The values of a table are texts. Raises DataError, naming the row, when its file has changed since it was
-        indexed or cannot be read, or when the row is neither a JSON object nor a row of a table; SampleError, a
-        DataError, when only the row's bytes are damaged.
+        The values of a table are texts. Raises DataError when its file has changed since it was indexed or cannot be
+        read, and, naming the row, when the row is neither a JSON object nor a row of a table; SampleError, a DataError,
+        when only the row's bytes are damaged.
         """
         return self.read(i, dict)
 
@@ -118,7 +118,7 @@ def _header(path: str, sha256: str, *size_and_mtime: int | str) -> tuple[list[st
 
     sha256, size_and_mtime (two arguments): digest, size and time stamp of the file when it was indexed. Raises
     DataError when the content has changed since then, because the columns may have changed too, and when it cannot be
-    read.
+    read; ConfigError when the file is gone.
     """
     with read_errors(path):
         if stat(path) != size_and_mtime and sha256_of(path) != sha256:

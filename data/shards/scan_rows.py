@@ -114,8 +114,8 @@ class _ArrayText:
     def more(self) -> bool:
         """Read and decode the next part of a JSON stream; return False at its end.
 
-        The decoded text after the read position at least doubles, which limits how often a long row is parsed again.
-        Raises ValueError for bytes that are not UTF-8.
+        It reads PIECE bytes or, if the decoded text after the read position has more characters, as many bytes. This
+        limits how often a long row is parsed again. Raises ValueError for bytes that are not UTF-8.
         """
         piece = self.stream.read(max(PIECE, len(self.text) - self.at))
         self.text, self.at = self.text[self.at :], 0
@@ -255,7 +255,7 @@ def scan_table(stream: BinaryIO, start: int = 0) -> RowScan:
 
     The first line names the columns, except in tables of MS MARCO, which `header` recognises. Each row becomes a sample
     with one member 'tsv', the bytes of the row. The sample's key is the number of the row's first line; a quoted cell
-    may span several lines. Blank lines are left out. Invalid rows are added to the `problems` of the result; the scan
+    may span several lines. Empty lines are left out. Invalid rows are added to the `problems` of the result; the scan
     ends at once if the first line is invalid. start: the byte offset in the file at which `stream` begins.
     """
     scan = RowScan("tsv")

@@ -81,8 +81,9 @@ class ScannedSample:
 class Scan:
     """The result of scanning a tar shard.
 
-    samples: in file order. problems: the errors. ignored: number of skipped members by file extension. suffixes: all
-    suffixes of members that belong to samples.
+    samples: in file order. problems: the errors. ignored: number of skipped members by file extension; "(no file)" for
+    those that are no regular files. Members that are too large are errors and not counted there. suffixes: all suffixes
+    of members that belong to samples.
     """
 
     samples: list[ScannedSample] = field(default_factory=list)
@@ -132,8 +133,8 @@ def split_name(name: str) -> tuple[str, str]:
 def scan_tar(stream: BinaryIO) -> Scan:
     """Scan a tar from its start and return its samples and errors.
 
-    Errors are not raised but added to `Scan.problems`; the scan ends at the first header that cannot be read. A tar
-    whose members are all skipped is an error, an empty one is not.
+    Errors of the tar are not raised but added to `Scan.problems`; the scan ends where the rest cannot be read, such as
+    at a damaged header. A tar whose members are all skipped is an error, an empty one is not.
     """
     scan = Scan()
     for _ in stream_tar(stream, scan):
@@ -149,9 +150,8 @@ def stream_tar(stream: BinaryIO, scan: Scan) -> Iterator[tuple[ScannedSample, di
     """Scan a tar in one pass and yield each sample, as soon as it is complete, with its members (suffix -> bytes).
 
     scan: an empty Scan, to which samples and errors are added; no error of the tar is raised. Where the rest cannot be
-    read, such as at a damaged header, the scan ends. The sample at that point is not yielded, because it may lack
-    members. Errors of whole
-    samples, such as a repeated key, are found by `scan_tar` alone.
+    read, such as at a damaged header, the scan ends. The sample at that point is in `scan`, but not yielded, because it
+    may lack members. Errors of whole samples, such as a repeated key, are found by `scan_tar` alone.
     """
     members: dict[str, bytes] = {}
     try:
@@ -327,8 +327,9 @@ def _add_member(scan: Scan, header: _Header, stream: BinaryIO) -> bytes | None:
     """Read the tar member that follows `header` in the stream, add it to its sample in `scan`, and return its bytes.
 
     It belongs to the last sample; if its key differs from that sample's key, it begins a new sample. Return None for a
-    skipped member: no regular file, no known suffix, no key, or too large. Raises _BrokenTar if the sample has
-    MAX_MEMBERS already, or for a suffix after MAX_SUFFIXES others.
+    skipped member: no regular file, no known suffix, no key, or too large; only the last is added to the errors. Raises
+    _BrokenTar if the file ends inside the member, if the sample has MAX_MEMBERS already, or for a suffix after
+    MAX_SUFFIXES others.
     """
     key, suffix = split_name(header.name)
     extension = suffix.rpartition(".")[2]

@@ -41,7 +41,8 @@ ReadRange = Callable[[int, int], bytes]
 class Stat(NamedTuple):
     """The state of a file, by which a change is noticed: a file with an equal Stat counts as unchanged.
 
-    size: in bytes. mtime: its time stamp in ns, or the entity tag of a remote file; "" if the server gives none.
+    size: in bytes. mtime: its time stamp in ns; for a remote file its entity tag or another stamp of STAMPS, "" if the
+    server gives none.
     """
 
     size: int
@@ -94,7 +95,7 @@ def _reach_hub() -> None:
 
 
 def list_remote(url: str) -> list[str]:
-    """Return the sorted URLs of the files that match a remote glob, or of the entries of a remote folder.
+    """Return the sorted URLs of the files and folders that match a remote glob, or that a remote folder has.
 
     The list is empty for any other URL. Raises OSError when storage fails; ConfigError as `filesystem` does.
     """
@@ -106,7 +107,8 @@ def list_remote(url: str) -> list[str]:
 
 @contextmanager
 def as_os_errors() -> Iterator[None]:
-    """Context manager that turns a storage driver's own exceptions (HTTP status, credentials) into OSError."""
+    """Context manager that raises OSError in place of other exceptions of the block: a storage driver has its own types
+    (HTTP status, credentials). A UserError passes."""
     try:
         yield
     except (OSError, UserError):
@@ -117,8 +119,8 @@ def as_os_errors() -> Iterator[None]:
 
 @contextmanager
 def read_errors(path: str) -> Iterator[None]:
-    """Context manager that raises DataError ("PATH cannot be read: …") in place of an OSError, or an exception of a
-    storage driver, of the block, which reads the file at `path`. A UserError passes."""
+    """Context manager that raises DataError ("PATH cannot be read: …") in place of any exception of the block, which
+    reads the file at `path`. A UserError passes."""
     try:
         with as_os_errors():
             yield
@@ -127,10 +129,10 @@ def read_errors(path: str) -> Iterator[None]:
 
 
 def stat(path: str) -> Stat:
-    """Return the size and time stamp of a shard, local or remote, for use with messages to the user.
+    """Return the size and time stamp of a shard, local or remote, as `read_stat` does, but raise only UserErrors.
 
-    Raises ConfigError when it does not exist or its storage driver is missing, DataError when storage fails or the
-    server does not tell the size.
+    Raises ConfigError when it does not exist or its storage driver is missing, DataError when storage fails, when it is
+    neither a regular file nor a folder, or when the server does not tell the size.
     """
     try:
         return read_stat(path)
@@ -186,7 +188,7 @@ def open_buffered(path: str) -> io.BufferedReader:
 def sha256_of(path: str | Path) -> str:
     """Return the SHA-256 of a file, local or remote, in hexadecimal digits. Reads the whole file.
 
-    Raises OSError if it cannot be read.
+    Raises OSError if it cannot be read, and as `open_stream` does.
     """
     with open_stream(str(path)) as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()  # type: ignore[arg-type]
@@ -204,9 +206,9 @@ def shard_sha256(path: str) -> str:
 def open_ranges(path: str) -> ReadRange:
     """Return a function (start, end) -> bytes that reads the bytes from start to end - 1 of the shard.
 
-    It returns fewer bytes where the file ends, and raises OSError when a read fails and three retries fail too. A local
-    file stays open while the function exists. `open_ranges` itself raises OSError when a local shard cannot be opened,
-    and errors as `filesystem` does for a URL; a remote shard is not opened before the first read.
+    It returns fewer bytes where the file ends, and raises OSError when a read and its retries (`with_retries`) fail. A
+    local file stays open while the function exists. `open_ranges` itself raises OSError when a local shard cannot be
+    opened, and errors as `filesystem` does for a URL; a remote shard is not opened before the first read.
     """
     if not scheme_of(path):
         # a memory-mapped file would be faster, but SIGBUS kills the process when it is truncated or its disk fails
@@ -251,7 +253,7 @@ def open_sequential(path: str) -> BinaryIO:
     """Open a shard, local or remote, as a stream that is read once from its start; the caller closes it.
 
     The file is opened at the first read, and again after a failure. A read raises OSError when the shard does not exist
-    or retries fail. http servers need not support ranges.
+    or retries fail, ConfigError when the storage driver is missing. http servers need not support ranges.
     """
     return io.BufferedReader(_SequentialReader(path), PIECE)
 

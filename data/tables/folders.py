@@ -28,11 +28,12 @@ KEPT = re.compile(r"\.|cache-.*\.arrow")  # hidden files, and those that `datase
 def tables_of(path: str, columns: Sequence[str]) -> list[Table]:
     """Return the tables that `path` names: an existing file or folder, or a URL. No row is converted.
 
-    The list is empty for shards, and for files of rows that training reads by offset (data/shards/rows.py). These are
-    all .tsv, .jsonl and .json files but those with images and captions or labels (.json: COCO annotations alone), and
-    triples of ids. columns: the setting data.columns; if it is not empty, any file of rows is a table. Raises
-    ConfigError for a folder with several splits and for triples of ids without a file of questions, DataError for a
-    table that cannot be read, OSError when storage fails.
+    The list is empty for shards, and for .tsv, .jsonl and .json files that training reads by offset
+    (data/shards/rows.py). Of such files these are tables: local files with triples of ids (.tsv), with COCO annotations
+    (.json), or with images and their captions or labels (.tsv, .jsonl); and, if `columns` is not empty, every file that
+    `path` names. In a folder they are never tables, except metadata.jsonl. columns: the setting data.columns. Raises
+    ConfigError for a missing file, for a folder or a data set of the hub with several splits, and for triples of ids
+    without a file of questions; DataError for a table that cannot be read; OSError when storage fails.
     """
     if os.path.isdir(path):
         found = _files_of(path)
@@ -94,8 +95,8 @@ def _one_split(source: str, files: list[str]) -> list[str]:
 
 
 def _split(file: str) -> str | None:
-    """Return a glob of the files of the split that a file belongs to; None if its name and its folder's name no split.
-    The name of the file comes first."""
+    """Return a glob of the files of the split that a file belongs to: the split that its own name tells, else its
+    folder's name. None if neither name tells a split."""
     folder, name = os.path.split(file)
     stem, suffix = os.path.splitext(name)
     if shard := SPLIT.fullmatch(name):
@@ -133,14 +134,14 @@ def _image_folder(folder: str) -> Table:
 
 
 def count_suffixes(folder: str) -> Counter[str]:
-    """Count the files in a folder and all folders below that are not hidden, by suffix (lower case, without the
-    dot)."""
+    """Count the files in a folder and all folders below, by suffix (lower case, without the dot). Hidden files count;
+    hidden folders are left out."""
     return Counter(_suffix(path.name) for path in _walk(folder))
 
 
 def _walk(folder: str | Path) -> Iterator[Path]:
-    """Yield the files, and the links to folders, in a folder and all folders below that are not hidden. Raises OSError
-    for a folder that cannot be listed, because its files would otherwise be left out silently."""
+    """Yield the files (hidden ones too) and the links to folders, in a folder and all folders below but hidden ones.
+    Raises OSError for a folder that cannot be listed, because its files would otherwise be left out silently."""
 
     def refuse(error: OSError) -> None:
         raise error
@@ -161,8 +162,9 @@ def _files(folder: Path) -> list[Path]:
 def _rows(folder: Path, columns: Sequence[str]) -> TableRows:
     """Yield a row (name, fields) for each image in the folder, with the text of the .txt file of the same stem.
 
-    `fields` is a BadRow (an error object) if the image or its text cannot be used. There is also a row with a BadRow
-    for each link to a folder and, if any image of the folder has a text, for each .txt file without an image; otherwise
+    The files of images are not opened. columns: the fields of a row. `fields` is a BadRow (an error object) if the
+    image or its text is a link out of the folder, or the text cannot be used. There is also a row with a BadRow for
+    each link to a folder and, if any image of the folder has a text, for each .txt file without an image; otherwise
     texts are no captions and left out. Stems are compared in Unicode's NFC form, because some systems write é as one
     character, others as two.
     """
@@ -200,8 +202,8 @@ def refuse_link(file: Path, folder: Path) -> None:
 
 
 def _text(file: Path | None, folder: Path) -> str | None:
-    """Return the text of a .txt file; None if `file` is None. Raises BadRow for a file that is too big, not UTF-8, or a
-    link out of the folder."""
+    """Return the text of a .txt file; None if `file` is None. Raises BadRow for a file that cannot be read, is too big,
+    not UTF-8, or a link out of the folder."""
     if file is None:
         return None
     refuse_link(file, folder)

@@ -66,8 +66,9 @@ class TableOptions:
 def image_column(table: Table, columns: Sequence[str] = ()) -> str | None:
     """Return the name of the column that has the images of a table, as bytes, as {bytes, path} or as paths.
 
-    None for a table without images. The values of the first rows decide; a column named in PATHS always holds images.
-    columns: the columns that the user named, of which only the first may have the images.
+    None for a table without images. The values of the first rows decide, and if no row can be read, the name; a column
+    named in PATHS always holds images. columns: the columns that the user named, of which only the first may have the
+    images.
     """
     named = list(columns[:1]) or [name for name in IMAGE_FIELDS if name in table.columns]
 
@@ -89,8 +90,8 @@ def _is_image(value: Any, folder: str | None) -> bool:
 
 @dataclass(frozen=True)
 class ImageTable:
-    """A table of images, usually with captions. image, caption: names of its columns of images and captions; caption is
-    None for a table without captions."""
+    """A table of images, usually with captions. image, caption: names of its columns of images and of captions, or of
+    labels that options.template turns into captions; caption is None for a table without such a column."""
 
     table: Table
     image: str
@@ -101,10 +102,10 @@ class ImageTable:
         """Convert a row to a sample: return its members (files) as {suffix: bytes}.
 
         They are the image; a txt with the captions, if any, with blank lines between them; and a json with the other
-        columns, if the table has any, without fields that hold bytes. With options.template the caption column is in
-        the json too. Raises `fields` if it is a BadRow. Raises BadRow when the image is missing or too large or its
-        header is damaged, when a caption is no text, or is missing or blank with options.captioned, and when a member
-        is too long.
+        columns, if the table has any, without fields that are bytes or a mapping with bytes; bytes in a list become
+        text. With options.template the caption column is in the json too. Raises `fields` if it is a BadRow. Raises
+        BadRow when the image is missing or too large or its header is damaged, when a member is too long, and as
+        `captions` and `json_bytes` do.
         """
         if isinstance(fields, BadRow):
             raise fields
@@ -156,10 +157,10 @@ class ImageTable:
         """Return the captions of a row from its caption column, which holds a text or a list of texts. The list is
         empty for a row without captions, and if one of its captions is blank.
 
-        Line breaks become blanks. A text in the column txt is instead split into captions, which may have several
-        lines. With options.template each text is a label, which is put into the template. Raises BadRow for a caption
-        that is no text, for none with options.captioned, and for a blank one with options.captioned or
-        options.template.
+        Each run of white space becomes one blank. A text in the column txt is instead split into captions, which may
+        have several lines. With options.template each text is a label, which is put into the template with blanks in
+        place of "_". Raises BadRow for a caption that is no text or no valid Unicode, for none with options.captioned,
+        and for a blank one with options.captioned or options.template.
         """
         value = None if self.caption is None else fields.get(self.caption)
         texts = value if isinstance(value, list) else [value]
@@ -189,8 +190,8 @@ class ImageTable:
 def image_table(table: Table, options: TableOptions) -> ImageTable | None:
     """Return `table` as an ImageTable, with the columns of images and captions found; None for a table without images.
 
-    Raises ConfigError for a column in options.columns that the table lacks, for more than two columns there, and, if
-    options.captioned, for a table without captions.
+    Raises ConfigError for a column in options.columns that the table lacks; for a table of images also if there are
+    more than two columns in options.columns or, with options.captioned, if it has no captions.
     """
     named = options.checked(table).columns
     image = image_column(table, named)
@@ -224,8 +225,8 @@ def _has_bytes(value: Any) -> bool:
 
 
 def read_limited(path: Path, limit: int) -> bytes:
-    """Read a file of at most `limit` bytes and return them. Raises BadRow when it is missing, larger or no regular
-    file."""
+    """Read a file of at most `limit` bytes and return them. Raises BadRow when it is missing, larger, no regular file
+    or cannot be read."""
     try:
         with open_foreign(path) as file:
             data = file.read(limit + 1)

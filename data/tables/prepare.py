@@ -46,10 +46,10 @@ def table_options(config: DataConfig, captioned: bool = False) -> TableOptions:
 def checked_tables(options: TableOptions, check_row: CheckRow = id) -> Tables:
     """Return a function tables(path) that checks the tables at a path and returns their paths; it converts nothing.
 
-    It is the argument `tables` of `parse_sources`. The result is empty for a path that is no table. Columns, sizes and
-    the first row are checked. check_row: called with the fields of the first row of a table of texts; raises BadRow for
-    a row that cannot be used (the default accepts all). tables(path) raises ConfigError for a table that cannot be
-    used, DataError for one that cannot be read.
+    It is the argument `tables` of `parse_sources`. The result is empty for a path that is no table. Columns and sizes
+    are checked, and the first readable row of a table of texts. check_row: called with the fields of this row; raises
+    BadRow for a row that cannot be used (the default accepts all). tables(path) raises ConfigError for a table that
+    cannot be used, and as `tables_of` does.
     """
 
     def check(path: str) -> Sequence[str]:
@@ -73,7 +73,8 @@ def prepared_tables(options: TableOptions, check_row: CheckRow = id) -> Tables:
     It is the argument `tables` of `parse_sources`. The result is empty for a path that is no table. A shard that the
     cache has is not made again; a line is printed when one is made. check_row: called with the fields of each row of a
     table of texts; raises BadRow for a row that cannot be used (the default accepts all). tables(path) raises
-    ConfigError for a table that is too large or lacks a column, DataError for a bad row.
+    ConfigError for a table that is too large, DataError for a bad row, for a table without rows, and if no cache folder
+    can be written; and as `tables_of` and `image_table` do.
     """
     return lambda path: [_prepared(table, options, check_row) for table in tables_of(path, options.columns)]
 

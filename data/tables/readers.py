@@ -36,9 +36,10 @@ TableRows = Iterator[tuple[str, Row]]  # (location of the row, for messages; the
 class Table:
     """A table whose rows are read in order.
 
-    path: path of its file or folder, or a URL. columns: names of the columns; of JSON-lines the fields of the first
-    rows. rows(): yields all rows from the start. folder: the folder to which image paths are relative; None for a URL,
-    whose image paths are not followed. files(): returns the paths of all files from which rows are read.
+    path: path of its file or folder, or a URL. columns: names of the columns; of JSON-lines and JSON arrays the fields
+    of the first rows. rows(): yields all rows from the start. folder: the folder to which image paths are relative;
+    None for a URL, whose image paths are not followed. files(): returns the paths of the files from which the rows are
+    read; for a folder of images, also the images.
     """
 
     path: str
@@ -53,8 +54,11 @@ class Table:
 
 
 def open_table(path: str) -> Table:
-    """Open the table in the file (or URL) `path`, whose suffix must be one of OPENERS. Raises DataError for a table
-    that cannot be read or has two columns of one name, ConfigError for triples of ids without a file of questions."""
+    """Open the table in the file (or URL) `path`, whose suffix must be one of OPENERS.
+
+    Raises DataError for a table that cannot be read or has two columns of one name; ConfigError for a missing file or
+    storage driver, and for triples of ids without a file of questions.
+    """
     columns, rows = OPENERS[os.path.splitext(shard_name(path))[1]](path)
     if twice := next((name for name, count in Counter(columns).items() if name and count > 1), None):
         raise DataError(f"{path}: several columns are named {twice!r:.80}: which one is meant? Rename the others")
@@ -90,8 +94,8 @@ def _csv_rows(path: str, separator: str, columns: Sequence[str]) -> TableRows:
 
 
 def _csv_cells(path: str, separator: str) -> Iterator[tuple[int, list[str] | BadRow]]:
-    """Yield (line number, cells) for each CSV row that is not blank. For an invalid row the cells are replaced by a
-    BadRow (an error object).
+    """Yield (number of its last line, cells) for each CSV row that is not blank. For an invalid row the cells are
+    replaced by a BadRow (an error object).
 
     Raises DataError for a row with an open quote, because it is then unknown where the next row begins.
     """
@@ -324,8 +328,7 @@ def _json(path: str) -> Opened:
 
 def is_coco(path: str) -> bool:
     """Whether a .json file begins as COCO annotations do: with an object whose first field is info, images, licenses,
-    annotations or type. False for JSON lines. The rest of the file is not checked. Raises ConfigError for a missing
-    file."""
+    annotations or type. False for JSON lines. The rest of the file is not checked. Errors as of `open_text`."""
     with open_text(path) as file:
         begin = file.read(256).split(b":")[0].strip(b'{ \t\r\n"')
     return begin in (b"info", b"images", b"licenses", b"annotations", b"type") and not _has_lines(path)
