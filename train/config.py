@@ -1,4 +1,4 @@
-"""The schema of a training run's configuration, with the default of every key. It is the only place of defaults.
+"""The schema of a training run's configuration: TrainConfig, whose fields and nested dataclasses have all defaults.
 
 Does not import torch, so that --help answers at once.
 """
@@ -57,7 +57,7 @@ def _tower_kind(key: str, kind: str, ours: type[StrEnum], own: Mapping[str, Any]
 
 @dataclass
 class RunConfig:
-    """Where a run is written (keys run.*), and what it finds in its data and writes itself."""
+    """Options of a run's folder (keys run.*), and values that the run finds in its data and adds to its config.yaml."""
 
     name: str | None = described(None, "folder of the run; null: <experiment>-<hash of keys that change the weights>")
     dir: str = described("runs", "where run folders are")
@@ -218,9 +218,10 @@ class DistConfig:
 
     @property
     def seconds_to_start(self) -> float:
-        """Seconds that processes may take to join, and that a collective may wait until the first step has ended.
+        """Seconds that processes may take to join, and that a collective may wait before and in the first step.
 
-        dist.start_timeout, or without it dist.timeout, but 600 at least.
+        Collectives of the first evaluation may wait so long too. It is dist.start_timeout; if that is None, the larger
+        of dist.timeout and 600.
         """
         return self.start_timeout or max(self.timeout, 600.0)
 
@@ -258,7 +259,8 @@ class TrainConfig:
     """The configuration of a training run. `compose_config` (cli/compose.py) makes it from the command line.
 
     objective: an instance of an options class of OBJECTIVES (losses/options/registry.py). Values are checked by
-    `check_limits` and `check_values`, not by the constructor.
+    `check_limits` and `check_values`, not by the constructor. The constructors of sections, such as DataConfig, check
+    some of theirs.
     """
 
     task: Task = described(

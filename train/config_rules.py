@@ -71,7 +71,10 @@ def _broken(config: TrainConfig, world_size: int) -> Iterator[str]:
 
 
 def _general_rules(config: TrainConfig, world_size: int) -> Iterator[str]:
-    """Yield an error message for each broken rule of run.*, model.*, data.augment, profile, and limits of numbers."""
+    """Yield an error message for each broken rule of run.*, model.*, data.augment, profile and global_batch_size.
+
+    Yields one for each broken limit of a number too.
+    """
     steps, size, model, profile = config.steps, config.global_batch_size, config.model, config.profile
     folder = Path(os.path.expanduser(config.run.name or "run"))
     if folder.is_absolute() or ".." in folder.parts or not folder.parts:
@@ -113,7 +116,7 @@ def _length_rules(config: TrainConfig) -> Iterator[str]:
 
 
 def _stream_rules(config: TrainConfig) -> Iterator[str]:
-    """Yield an error message for each key that data.mode=stream excludes, or that only it reads."""
+    """Yield an error message for each key that data.mode=stream excludes or needs, or that only it reads."""
     data, objective = config.data, config.objective
     if data.mode is not Mode.stream:
         if data.id_key is not None:
@@ -140,7 +143,10 @@ def _stream_rules(config: TrainConfig) -> Iterator[str]:
 
 
 def _sharding_rules(config: TrainConfig) -> Iterator[str]:
-    """Yield an error message for each key that cannot go with sharded towers (dist.name=fsdp2, hsdp)."""
+    """Yield an error message for each key that cannot go with sharded towers (dist.name=fsdp2, hsdp).
+
+    With dist.name=ddp, dist.shard_size is refused.
+    """
     dist, optimizer = config.dist, config.optim.name
     start, way_out = f"dist.name={dist.name}", "Take dist.name=ddp, or"
     if dist.name is Parallel.ddp:
@@ -158,7 +164,8 @@ def _sharding_rules(config: TrainConfig) -> Iterator[str]:
 def _objective_rules(config: TrainConfig) -> Iterator[str]:
     """Yield an error message for each way in which the objective does not fit the task, the data or the model.
 
-    Without these checks the run would fail at its first step, after the run folder is made.
+    Keys of data.* that do not fit the task, such as data.items and data.batches, are refused too. Most of these
+    mistakes would else show only after the run folder is made, or never.
     """
     objective, data, target = config.objective, config.data, config.target.kind
     takes, is_sequence = getattr(objective, "takes", ()), config.task is Task.sequence

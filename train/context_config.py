@@ -1,6 +1,6 @@
-"""The keys model.context.*: the network of task=sequence that embeds the items up to each step as one vector.
+"""The keys model.context.*: the network of task=sequence that computes contexts. Does not import torch.
 
-This vector is called a context. Does not import torch.
+The context of a step of a sequence is one vector, computed from the items up to this step, its own included.
 """
 
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ ContextKind = StrEnum("ContextKind", ["gru", "transformer"])
 
 @dataclass
 class ContextConfig:
-    """Options of the context network of task=sequence, which returns for each step an embedding of the items up to it.
+    """Options of the network of task=sequence that computes a context for each step of a sequence (not of training).
 
     Raises ConfigError if `width` is not a multiple of `heads` with kind=transformer.
     """

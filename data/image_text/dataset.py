@@ -3,9 +3,10 @@
 The image of a sample is its member (file) with the first suffix in data.image_key that it has. Its captions are under
 the names in data.captions: "txt" is the text member, where data.caption_per says whether a paragraph or a line is one
 caption; any other name is a field of the json member, a string or a list of strings. Training draws one caption,
-depending only on the seed, the epoch and the sample id. Evaluation takes all captions under the first name.
+depending only on the seed, the epoch and the sample id; in a stream on the seed and the place in the stream. Evaluation
+takes all captions under the first name.
 
-Shape letters: b images of a batch; S side of the tower's input in pixels; L tokens of the longest text.
+Shape letters: b images of a batch; S side of the tower's input in pixels; L tokens of a row, padding included.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -50,14 +51,14 @@ def image_spec(spec: ImageSpec, config: DataConfig) -> ImageSpec:
 
 
 class TrainingPair(NamedTuple):
-    """An image and one caption of a sample.
+    """An image and one caption of a sample, or its class for task=labelled.
 
     x, uint8 (3, S, S): the image, resized and cropped to the input side S of the tower; its other augmentation
-    (noise.py) is still to be done. text: the caption. draws, float64 (DRAWS of transforms.py,): random numbers in [0,
-    1) for the augmentation of the image. x_key: content key (64-bit hash) of the encoded image. y_key: key of the
-    caption, as `text_key` returns it. relevance: weight in (0, 1]; None: data.relevance is not set. negatives: texts
-    that do not match the image. wrong: images that do not match the caption, each as ((image like x, its draws),
-    content key).
+    (noise.py) is still to be done. text: the caption or class. draws, float64 (DRAWS of transforms.py,): random numbers
+    in [0, 1) for the augmentation of the image. x_key: content key (64-bit hash) of the encoded image. y_key: key of
+    `text`, as `text_key` returns it. relevance: weight in (0, 1]; None: data.relevance is not set, or the pair is of an
+    image and its class. negatives: texts that do not match the image. wrong: images that do not match the caption, each
+    as ((image like x, its draws), content key).
     """
 
     x: Tensor
@@ -160,8 +161,7 @@ class PairMaker:
         be added. y: the tokens of the captions, int64 (b, L).
 
         Batch.extra has the pairs' hard negative texts; it is None if data.negatives.per_row is 0. Batch.extra_x has
-        their hard negative images; None if data.negatives.pictures is 0. bad: records of the unusable samples that were
-        replaced, which the batch lists.
+        their hard negative images; None if data.negatives.pictures is 0. bad: the value of Batch.bad.
         """
         images, texts, *numbers, draws, relevance, negatives, wrong = zip(*pairs, strict=True)
         ids, x_keys, y_keys = map(torch.tensor, numbers)
@@ -195,15 +195,17 @@ class PairMaker:
         """Raise SampleError when a sample cannot be used for training. This is so when its image is missing or cannot
         be decoded, when the captions under any of the names in data.captions are missing or unusable, when the json
         field named by data.relevance holds no number in (0, 1], or when the json field named by data.text_key is
-        missing. Hard negatives are not checked."""
+        missing or no valid Unicode. Hard negatives are not checked."""
         self.relevance(sample)
         sample.decoded(self.config.image_key, self.config.max_image_pixels)
         for name in self.config.captions:
             text_key(sample, self.texts(sample, name)[0], self.config)
 
     def relevance(self, sample: ShardSample) -> float | None:
-        """Return the weight in (0, 1] of a sample as a positive pair, from its json field data.relevance. None if this
-        key is not set. Raises SampleError if the sample has no such number."""
+        """Return the weight in (0, 1] of a sample as a positive pair; None if data.relevance is not set.
+
+        It is read from the json field that data.relevance names. Raises SampleError if there is no such number.
+        """
         return sample.relevance(self.config.relevance)
 
     def texts(self, sample: ShardSample, name: str) -> list[str]:
@@ -231,11 +233,11 @@ def maker_with_mined(
 
 
 class LabelMaker(PairMaker):
-    """Makes pairs of an image and its class, the value of the member or json field data.label. data.captions is not
-    read.
+    """Makes pairs of an image and its class in place of a caption; data.captions has no effect.
 
-    tokenize: converts class names to class numbers, so that y of a batch is int64 (b,). A sample without a class, or of
-    a class that `tokenize` does not know, raises SampleError.
+    `ShardSample.label` reads the class from the member or json field that data.label names. tokenize: converts class
+    names to class numbers, so that y of a batch is int64 (b,). Methods raise SampleError for a sample without a class,
+    or of a class that `tokenize` refuses.
     """
 
     tokenize: ClassNumbers
@@ -250,8 +252,10 @@ class LabelMaker(PairMaker):
 
 
 class ImageText:
-    """The training data set of images and captions. A batch depends only on the seed, its positions (epoch, sample
-    id) and the shards."""
+    """The training data set of images and captions, or of images and classes if its maker is a LabelMaker.
+
+    A batch depends only on the seed, its positions (epoch, sample id) and the shards.
+    """
 
     def __init__(self, shards: Shards, maker: PairMaker) -> None:
         """Set up the data set, and check its first samples until one is usable: at most data.bad_in_a_row, at least

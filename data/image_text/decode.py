@@ -39,7 +39,7 @@ def decode(data: bytes, max_pixels: int) -> Tensor:
 
 def to_rgb(image: Image) -> Image:
     """Convert a PIL image to mode RGB, with white behind transparent pixels. Return the image itself if it is RGB
-    already. Modes I and I;16 count as 16 bits a pixel, of which the upper 8 are taken."""
+    without transparency. Modes I and I;16 count as 16 bits a pixel, of which the upper 8 are taken."""
     from PIL import Image
 
     if image.mode.startswith("I"):  # 16 bits a pixel, which convert() would clip

@@ -8,13 +8,14 @@ How unusual images are decoded (data/image_text/decode.py):
     animated (WebP, PNG), several (MPO)     the first frame is used
     rotated by EXIF                         decoded as stored: the tag is ignored
     1 x 1                                   resized like any other
-    one side more than 16 times the other   only its middle, or every n-th row, is resized: this bounds the memory
+    one side more than 16 times the other   only its middle, or every n-th row or column, is resized, to bound memory
     more than max_image_pixels              DataError; the header is enough, nothing is decoded
     a JPEG of more than MAX_SCANS scans     DataError: each scan costs as much as an image
     cut, damaged, empty, another format     DataError; a truncated image is never filled with grey
-    a member of more than 64 MiB            reported by the index, which training refuses
+    a member of more than 64 MiB            reported by the index, which training refuses; a stream leaves it out
 
-In training a sample whose image raises DataError is replaced; an evaluation stops at it.
+In training a sample whose image raises DataError is replaced, in a stream left out; with data.bad_samples=stop the run
+stops. An evaluation stops at it.
 """
 
 import re
@@ -96,8 +97,8 @@ def check_size(width: int, height: int, max_pixels: int, key: str) -> None:
 def refuse_many_scans(data: bytes) -> None:
     """Raise DataError for a JPEG of more than MAX_SCANS scans (passes over the image): it takes minutes to decode.
 
-    A JPEG is refused too if its scans are not counted within its first MAX_SEGMENTS segments. Other data pass, as does
-    a JPEG of which a decoder reads only the first scan.
+    A JPEG of more than MAX_SEGMENTS segments is refused too if its bytes have more than MAX_SCANS scan markers, in
+    metadata or elsewhere. Other data pass, as does a JPEG of which a decoder reads only the first scan.
     """
     # count() also finds the marker's bytes in metadata: only when it finds many are the segments parsed
     if data[:3] != JPEG_MAGIC or _is_one_scan(data) or data.count(b"\xff" + START_OF_SCAN) <= MAX_SCANS:

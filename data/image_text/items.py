@@ -20,8 +20,8 @@ class Items(Protocol):
     """A list of inputs of a tower (encoder), such as images or tokens of texts, which loader processes read.
 
     block: returns the inputs of the k items at positions start … stop - 1. Images: uint8 (k, 3, S, S), S their side in
-    pixels. Captions: tokens, int64 (k, L), L the number of tokens of the longest caption. If `stop` is more than the
-    number of items, the block ends with the last item.
+    pixels. Captions: tokens, int64 (k, L), L the number of tokens of a row, padding included. If `stop` is more than
+    the number of items, the block ends with the last item.
     """
 
     def __len__(self) -> int: ...
@@ -94,7 +94,7 @@ class RetrievalSet:
     """N images and their M captions, to evaluate retrieval.
 
     owner, int64 (M,): index of the image of each caption, ascending. image_keys (N,), text_keys (M,): content keys
-    (64-bit hashes) of the images and captions, int64.
+    (64-bit hashes) of the images and captions, int64; those of captions as `text_key` returns them.
     """
 
     images: Images
@@ -120,7 +120,7 @@ def retrieval_set(shards: Shards, spec: ImageSpec, tokenize: Tokenize, config: D
 
     spec: preprocessing of the image tower (encoder); data.resize replaces its resize mode. tokenize: the tokenizer of
     the text tower. All samples are read now, and captions kept in memory; images are decoded only when a block is read.
-    Raises SampleError for a sample that has no image or no usable captions.
+    Raises SampleError for a sample that has no image, no usable captions or, if data.text_key is set, no such field.
     """
     texts: list[str] = []
     owner, image_keys, text_keys = [], [], []

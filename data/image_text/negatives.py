@@ -91,8 +91,9 @@ def wrong_texts(own: ShardSample, x_key: int, config: DataConfig, mined: MinedTe
     """Return the hard negative texts of an image, from the first list in data.negatives.lists that has any.
 
     own: the sample of the image. x_key: content key of the image. mined: the file of mined texts; None: there is none.
-    The result is empty if no list has any. It may hold captions of the sample, which `draw_texts` leaves out. Raises
-    SampleError if a json field of data.negatives.fields is no text or list of texts, or a text is blank.
+    A json field of data.negatives.fields that is missing, null or empty has no texts. The result is empty if no list
+    has any. It may hold captions of the sample, which `draw_texts` leaves out. Raises SampleError if another of these
+    fields is no text or list of texts, or a text is blank or no valid Unicode.
     """
     lists = {
         NegativeList.hard_negatives: lambda: [

@@ -1,4 +1,4 @@
-"""Noise of training images: all augmentation after the crop and the resizing, from rotation to blur.
+"""Noise of training images: all augmentation after the crop and the resizing, from rotation to solarising.
 
 The same code runs on CPUs in loader processes, and on a GPU on whole batches after they were copied there. The random
 numbers stay on the host, so the host knows which images each change applies to, and never waits for the GPU.
@@ -38,12 +38,12 @@ def stacked(cropped: Iterable[Cropped], augment: AugmentConfig) -> tuple[Tensor,
 
 def add_noise(augment: AugmentConfig, images: Tensor, draws: Floats) -> Tensor:
     """Return the images of a batch augmented as `augment` says, by all changes but the crop. They are rotated, zoomed,
-    stretched, shifted and flipped on white, then changed in brightness, colour-jittered, made grey, blurred and
-    solarised. Returns `images` itself if `augment` sets none of these changes.
+    stretched, shifted and flipped on white. Then their colour channels are scaled (gain, brightness). Then they are
+    colour-jittered, made grey, blurred and solarised. Returns `images` itself if `augment` sets none of these changes.
 
-    augment: the largest size or the probability of each change. images: uint8 (b, 3, S, S), on a CPU or a CUDA device.
-    draws, float64 (b, NOISE_DRAWS): random numbers in [0, 1). The result of an image depends on its own draws only, to
-    the last bit, not on the other images. Devices may round differently, by 1 of 255.
+    augment: the largest size, the range or the probability of each change. images: uint8 (b, 3, S, S), on a CPU or a
+    CUDA device. draws, float64 (b, NOISE_DRAWS): random numbers in [0, 1). The result of an image depends on its own
+    draws only, to the last bit, not on the other images. Devices may round differently, by 1 of 255.
     """
     warps = augment.rotate or augment.aspect or augment.shift or tuple(augment.zoom) != (1, 1)
     colours = augment.brightness or tuple(augment.gain) != (1, 1)

@@ -7,10 +7,11 @@ How unusual texts are treated:
     not UTF-8, half a surrogate pair, unreadable json                  SampleError
     json nested deep or with very many values (data/base/json_text.py)    SampleError
     longer than MAX_LETTERS                                            cut; towers read less than that
-    a .txt member of more than 1 MiB, a .json of more than 16          reported by the index, which training refuses
+    a .txt member of more than 1 MiB, a .json of more than 16          reported by the index, which training refuses;
+                                                                       a stream leaves it out
 
-In training a sample with a SampleError is replaced (data/loading/replacement.py); an evaluation stops at it. Unusual
-images: data/image_text/image_files.py.
+In training a sample with a SampleError is replaced (data/loading/replacement.py), in a stream left out; with
+data.bad_samples=stop the run stops. An evaluation stops at it. Unusual images: data/image_text/image_files.py.
 """
 
 import re

@@ -7,8 +7,9 @@ r + R, r + 2 R, …. As the draws are endless, every reader has samples for ever
 hold. All random parts of a sample depend only on (seed, draw, position in the shard).
 
 The shards have webdataset's format, but are not read with its library. Its reader silently skips what follows a damaged
-part; here a shard is parsed as strictly as by the index. Its shuffle buffer may hold a sample for ever, so that no
-shard is ever known to be used up; here samples are mixed block by block, and a resumed run restarts only a few shards.
+part; here the tar of a shard is parsed as strictly as by the index. Its shuffle buffer may hold a sample for ever, so
+that no shard is ever known to be used up; here samples are mixed block by block, and a resumed run restarts only a few
+shards.
 """
 
 import random
@@ -110,9 +111,10 @@ class Stream:
         sources: lists of shards, each with a weight. maker: makes training pairs and batches. seed: the seed of the
         run, on which the order depends. global_batch_size: samples of one step in all training processes together.
 
-        Raises SampleError when none of these samples can be used as configured; DataError when the first shards have no
-        sample, or one is damaged and data.bad_samples=stop; ConfigError for a weight so small that its source would
-        never be read.
+        Raises SampleError when none of these samples can be used as configured. Raises DataError when as many shards in
+        a row as a pass has (at least MIN_EMPTY) give no sample, or one is damaged and data.bad_samples=stop. Raises
+        ConfigError for a weight so small that its source would never be read, and when the package that reads a URL is
+        not installed.
         """
         self.shards = [shard for source in sources for shard in source.shards]
         self.maker, self.id_key, self.buffer = maker, config.id_key, config.buffer
@@ -137,8 +139,8 @@ class Stream:
 
         rank, world_size: index of this process and number of training processes. workers: number of loader processes of
         each training process; 0: this process reads. state: the progress in a checkpoint, as `state` returned it, from
-        which the stream continues; None: start at the beginning. The run that wrote it may have had other numbers of
-        processes.
+        which the stream continues; None: start at the beginning. Shards that were read in part begin anew. The run that
+        wrote it may have had other numbers of processes.
         """
         self._rank, self._world_size, self._readers = rank, world_size, max(workers, 1)
         readers, shards = world_size * self._readers, self.draws_per_pass
@@ -204,8 +206,8 @@ class Stream:
         return self.shards[int(self._draws.ids(draw)[0])]
 
     def sample_id(self, sample: ShardSample) -> int:
-        """Return the id of a sample: the whole number in the json field that data.id_key names; NO_ID without that key.
-        Raises SampleError when the field is missing or has another value."""
+        """Return the id of a sample: the whole number in the json field that data.id_key names; NO_ID if data.id_key is
+        None. Raises SampleError when the field is missing or has another value."""
         if self.id_key is None:
             return NO_ID
         value = sample.field(self.id_key)
@@ -217,8 +219,9 @@ class Stream:
         """Return a batch of the next samples of the one reader in this loader process.
 
         The first call creates the reader. part: number of the part, counted over all steps. Modulo the number of loader
-        processes it is the index of this loader process, because torch deals parts to its loader processes in turn.
-        rows: a slice, whose length is the number of samples. step: not used.
+        processes it is the number of this reader among those of its training process. This remainder is the same in all
+        calls of a loader process, because torch deals parts to its loader processes in turn. rows: a slice, whose
+        length is the number of samples. step: not used.
         """
         number = self._rank * self._readers + part % self._readers
         self._reader = self._reader or Reader(self, number, self._world_size * self._readers)

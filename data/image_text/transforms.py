@@ -1,7 +1,8 @@
 """Resize and randomly crop a decoded image to the uint8 square that a tower (encoder) takes.
 
 Images stay uint8 until they are on the device, where they are normalised. Augmentation (here the crop, in noise.py the
-rest) is a function of the seed, the epoch and the sample id: it gives the same bits in any process and any batch.
+rest) is a function of the seed, the epoch and the sample id, in a stream of the seed and the place in the stream. It
+gives the same bits in any process and any batch; a GPU, which computes only the noise, may round it differently.
 
 Shape letters: b images of a batch; H, W height and width of a decoded image; S side of the tower's input.
 """
@@ -53,8 +54,8 @@ def evaluation_transform(image: Tensor, spec: ImageSpec) -> Tensor:
     """Resize an image without augmentation: uint8 (3, H, W) → uint8 (3, S, S), S = spec.size. An image that already has
     this size is returned unchanged, unless spec.resized is another length.
 
-    With colours scaled to 0..1, the result differs from open_clip's preprocessing by at most 2/255. Of an image whose
-    longer side is more than MAX_ASPECT times the shorter one, only a part of the pixels is resized.
+    With colours scaled to 0..1, the result differs from open_clip's preprocessing by at most 2/255, except for an image
+    whose longer side is more than MAX_ASPECT times the shorter one: of it only a part of the pixels may be resized.
     """
     size, side, (height, width) = spec.size, spec.resized or spec.size, image.shape[-2:]
     if height == width == side == size:

@@ -41,13 +41,13 @@ class WrongImage(NamedTuple):
 
 
 class MinedImages(Mined):
-    """A file of mined images for captions: hard negative images of each caption, all of them in the training data."""
+    """A file of mined images for captions: hard negative images of each caption, which must be in the training data."""
 
     key = "data.negatives.picture_file"
     line = '{"query_id": content key of a caption, "negatives": [content keys of images]}'
 
     def __init__(self, path: str, shards: Shards, config: DataConfig) -> None:
-        """Open the file `path` of mined images, which lie in `shards`. config: gives data.image_key.
+        """Open the file `path` of mined images, which lie in `shards`. config: gives the keys by which they are read.
 
         The first call for given shards reads all of their images, and stores the content key of each in a cache file.
         Raises ConfigError when the file is missing, and DataError when a line is malformed or repeats a caption.

@@ -39,8 +39,9 @@ class Timer(Protocol):
 def copied_ahead(batches: Iterable[B], device: torch.device, timer: Timer) -> Iterator[B]:
     """Yield the batches, moved to `device`; the batches in Batch.auxiliary are not moved.
 
-    To a GPU, a batch is copied on a separate CUDA stream while the previous step computes; it must lie in pinned
-    memory. For a CPU, batches are yielded as they come. timer: measures each copy, on that stream.
+    To a GPU, a batch is copied on a separate CUDA stream while the previous step computes. For tensors that do not lie
+    in pinned memory, the host waits. For a CPU, batches are yielded as they come. timer: measures each copy, on that
+    stream.
     """
     if device.type != "cuda":
         yield from batches

@@ -1,9 +1,9 @@
 """Make a rank's batches from parts of at most ITEM samples, which loader processes prepare.
 
-Parts are small so that one is made before data.timeout even on slow storage, and so that all workers share the first
-batch. The parts of a batch are copied together as they come. Parts are made ahead for at most two batches, and the
-shared memory of a part is freed before the next part is taken. So the shared memory of all workers never exceeds two
-batches (or one part for each worker and one more, if that is larger).
+Parts are small so that all workers share the first batch, and so that a worker soon begins its next sample, for which
+the parent waits at most data.timeout. The parts of a batch are copied into one as they come. Parts are made ahead for
+at most two batches, and the shared memory of a part is freed before the next part is taken. So the shared memory of all
+workers never exceeds two batches (or one part for each worker and one more, if that is larger).
 """
 
 import os
@@ -71,9 +71,10 @@ def _packed(make: MakePart[B], bounds: Sequence[int], noise_later: bool, number:
 def assembled(parts: Iterator[B], rows: int, pin: bool) -> B:
     """Return the batch that is put together from `parts`, all parts of one batch as `_packed` returns them.
 
-    rows: number of samples of the batch. pin: whether the batch lies in pinned memory. The images of a part are copied
-    to their place in the batch as soon as the part comes, and the part's shared memory is freed. The parts are changed,
-    and cannot be used afterwards. If the batch has only one part and `pin` is False, its images are not copied.
+    rows: number of samples of the batch. pin: whether the batch lies in pinned memory. Images of a part that are
+    tensors are copied to their place in the batch as soon as the part comes, and the part's shared memory is freed. The
+    parts are changed, and cannot be used afterwards. If the batch has only one part and `pin` is False, its images are
+    not copied.
     """
     taken: list[B] = []
     images, firsts = dict[str, Tensor](), [0]

@@ -75,8 +75,9 @@ def build_loader(
     batches are made on demand. timeout: seconds that a worker may take for a sample; 0: no limit. noise_later: whether
     noise is left out of the batches, to be added on the device by Batch.with_noise. drawn: adds noise items to each
     batch; None: none. With CUDA batches lie in pinned memory. If `dataset` has a method completed(batch, rank,
-    world_size), its result is yielded for each batch. Ranks do not communicate. Raises HardwareError when a worker dies
-    or exceeds the timeout, and the UserError that `dataset` raised for a batch that it cannot make.
+    world_size), its result, of which not all need be pinned, is yielded for each batch. Ranks do not communicate.
+    Raises HardwareError when a worker dies or exceeds the timeout, and the UserError that `dataset` raised for a batch
+    that it cannot make.
     """
     local = lru_cache(maxsize=1)(order.local)  # a worker may make several parts of a step
 

@@ -42,8 +42,9 @@ def evenly_spaced_ids(count: int) -> list[int]:
 def open_mined(path: str, key: str = "data.negatives.file") -> Rows:
     """Open the file of mined negatives at `path`, the value of the configuration key `key`, as rows.
 
-    Raises ConfigError for a path that matches no file or several, or has a sampling weight (path@2), and DataError for
-    a damaged file. What the rows hold is not checked.
+    A folder or glob gives the rows of all its files. Raises ConfigError for a path that matches no .jsonl or .tar file,
+    for paths joined by '::', and for a sampling weight (path@2); DataError for a damaged file. What the rows hold is
+    not checked.
     """
     source, *others = parse_sources([path], key)
     if others or source.weight != 1:

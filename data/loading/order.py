@@ -1,9 +1,10 @@
 """The order of training samples: which sample ids each optimiser step uses, as a function of (seed, epoch, position).
 
 No list of ids is kept, and no state. An epoch leaves out the samples that do not fill its last batch; the ids are
-rotated from epoch to epoch, so that each epoch leaves out other samples. Chunks of CHUNK consecutive ids are permuted;
-then single samples are permuted inside windows of at least WINDOW positions. The order does not depend on the world
-size, the number of workers or the division into shards.
+rotated from epoch to epoch, so that each epoch leaves out other samples. With shuffle="window", chunks of CHUNK
+consecutive ids are permuted; then single samples are permuted inside windows of at least WINDOW positions, or of the
+whole epoch if it is shorter. With shuffle="full", single samples are permuted over the whole epoch. The order does not
+depend on the world size, the number of workers or the division into shards.
 
 G is the number of samples in a global batch, over all ranks.
 """

@@ -195,9 +195,9 @@ class WorkerGroup:
     def _check_progress(self, expected: int, seconds: float) -> None:
         """Raise HardwareError if the worker with index `expected` has begun no item since the previous call.
 
-        The workers of all running loaders are then killed. Called every `seconds` seconds while a value of this worker
-        is awaited. If a signal such as SIGSTOP has stopped a worker, the message names the stopped worker instead,
-        because it may hold up the others.
+        In the first call for a value: since the wait for it began. The workers of all running loaders are then killed.
+        Called every `seconds` seconds while a value of this worker is awaited. If a signal such as SIGSTOP has stopped
+        a worker, the message names the stopped worker instead, because it may hold up the others.
         """
         seen, self._seen = self._seen, self.begun[:]
         if seen[expected] != self._seen[expected]:

@@ -31,10 +31,11 @@ _last: list[tuple[TrainConfig, dict[str, TrainConfig]]] = []  # a start asks fou
 def auxiliary_configs(config: TrainConfig) -> dict[str, TrainConfig]:
     """Return name → the configuration of each auxiliary loss of a run; {} without also.NAME.
 
-    It is the run's configuration, changed by the arguments of also.NAME. Calls in a row with an equal configuration
-    return the same objects: do not change them. Raises ConfigError, naming also.NAME, for arguments that cannot be
-    composed or would not be read, and for what an auxiliary loss cannot have. Rules of values are left to
-    `check_values`.
+    It is the run's configuration, changed by the arguments of also.NAME. The keys weight, eval.suite, target.*,
+    checkpoint.* and experiment are not taken from the run but have their defaults. A section (objective, data, model)
+    that the arguments choose anew has the values of its preset. Calls in a row with an equal configuration return the
+    same objects: do not change them. Raises ConfigError, naming also.NAME, for arguments that cannot be composed or
+    would not be read, and for what an auxiliary loss cannot have. Rules of values are left to `check_values`.
     """
     if not config.also:
         return {}

@@ -46,8 +46,9 @@ class CommandLine:
 def parse_command_line(arguments: Sequence[str]) -> CommandLine:
     """Parse the arguments of a `python -m train` command. The flags -m, --cfg and --resolve may stand anywhere.
 
-    Unknown flags stay in `words` of the result; composing the configuration refuses them. Raises ConfigError for a
-    --cfg other than `job` and `runs`, and for a launcher of Hydra: the message has a command that takes its place.
+    Unknown flags stay in `words` of the result; composing the configuration refuses them. Short keys are written in
+    full there (`expand_short_keys`). Raises ConfigError for a --cfg other than `job` and `runs`, and for a launcher of
+    Hydra other than `basic`: the message has a command that takes its place.
     """
     words: list[str] = []
     sweep, show, launcher = False, "", ""

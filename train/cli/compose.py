@@ -89,7 +89,8 @@ def compose_config(overrides: Sequence[str]) -> TrainConfig:
 
     Import plugins before. May download files of a published text model (`take_start_defaults`). Raises ConfigError for
     an unknown key or group choice, and for a value of the wrong type or outside its limits; the message suggests the
-    nearest valid name. Combinations of values are not checked: `validate` (config_rules.py) does that.
+    nearest valid name. Combinations of values are checked only as far as the constructors of sections do so, such as
+    DataConfig; `validate` (config_rules.py) checks the others.
     """
     return to_train_config(_composed(overrides), overrides)
 
@@ -123,7 +124,10 @@ def _changed_words(config: TrainConfig, composed: TrainConfig) -> list[str]:
 
 
 def as_argument(value: Any) -> str:
-    """Return a value as the text that Hydra parses to it, in quotes where needed: True → true, None → null."""
+    """Return a value as the text that Hydra parses to it, in quotes where needed: True → true, None → null.
+
+    A text that reads as another value is not quoted: "null" is parsed to None, "1_000" to 1000.
+    """
     if isinstance(value, list):
         return f"[{','.join(map(as_argument, value))}]"
     if isinstance(value, Mapping):
@@ -168,10 +172,10 @@ def _unescaped(word: str) -> str:
 
 
 def preview(overrides: Sequence[str]) -> str:
-    """Return the configuration as YAML, which `--cfg job` prints. Required values may be missing.
+    """Return the configuration as YAML, which `--cfg job` prints. Required values such as data.train may be missing.
 
-    overrides: key=value arguments. Raises ConfigError for an unknown key, group choice or value; and if no required
-    value is missing, for values that a run would refuse (`check_values`).
+    overrides: key=value arguments. Raises ConfigError for an unknown key, group choice or value, and for values that a
+    run would refuse (`check_values`); the latter not if a key is ???, OmegaConf's mark of a missing value.
     """
     config = _composed(overrides)
     refuse_resolvers(OmegaConf.to_container(config))
@@ -249,10 +253,10 @@ def _explain_errors(overrides: Sequence[str]) -> Iterator[None]:
 
 
 def _check_words(words: Sequence[str], choices: Mapping[str, Sequence[str]]) -> None:
-    """Raise ConfigError for an argument in `words` that is not key=value, sets a key to a second value, or is a sweep.
+    """Raise ConfigError for an argument that is neither key=value nor ~key, sets a key to a second value or is a sweep.
 
-    Also raises it for unknown keys and the other arguments that `_check_override` refuses. choices: group → the names
-    of its presets.
+    Also raises it for unknown keys and the other arguments that `_check_override` refuses. words: the arguments.
+    choices: group → the names of its presets.
     """
     known = {key for key, _, _ in keys()}
     given: dict[str, str] = {}

@@ -147,7 +147,7 @@ def _named_in(entry: Any) -> list[Any]:
 
 
 def _refuse_link(path: Path) -> None:
-    """Raise ConfigError if `path`, a recipe or preset outside configs/, is a link to a file in another folder.
+    """Raise ConfigError if `path`, a recipe or preset outside configs/, is a link that leads out of its folder.
 
     The target of such a link may be private, and error messages would show its keys.
     """

@@ -1,7 +1,8 @@
 """Defaults of keys that the user did not set, from the model folder or the run (init_from) that a run starts from.
 
-A key counts as set if it stands on the command line or in a file of the user. Values of a preset in configs/ were
-chosen for the preset's own model, so the folder of a model that the user names overrides them. Imports no torch.
+A key counts as set if it stands on the command line, in a file of the user, or in the preset that the user chooses by
+model=NAME (`typed_keys`). Values of other presets in configs/ were chosen for the preset's own model, so the folder of
+a model that the user names overrides them. Imports no torch.
 """
 
 from collections.abc import Collection

@@ -1,8 +1,8 @@
 """Refuse keys on the command line that would have no effect in the run. Imports no torch.
 
-A key is refused if it is typed on the command line, its value is not the default, and the run does not meet a condition
-that READ_ONLY_WITH lists for it. Keys that a recipe sets are never refused. Every run reads the keys that are not
-listed.
+A key is refused if it is typed on the command line, its value is neither the default nor null, and the run does not
+meet a condition that READ_ONLY_WITH lists for it; in a sweep, if none of the runs meets it. Keys that a recipe sets are
+never refused. Every run reads the keys that are not listed.
 """
 
 import json
