@@ -88,8 +88,9 @@ class Builder:
 
     The constructor opens the questions and the corpus, and opens or builds the BM25 index. A pickled Builder is opened
     anew, once in each process. source: names the questions. folder: folder of the BM25 index, made if needed. corpus:
-    the passages that are searched. identity: a digest of everything on which the rows depend. The constructor raises
-    ConfigError if the folder cannot be written, and errors as `open_built_of` does.
+    the passages that are searched. identity: a digest of the data, of the options in DECIDE and of the version of
+    bm25s. The constructor raises ConfigError if the folder cannot be made, and errors as `open_built_of` and
+    `open_bm25` do.
     """
 
     def __init__(self, source: str, options: NegativesOptions, folder: Path) -> None:
@@ -176,8 +177,8 @@ def _opened(source: str, options: NegativesOptions, folder: Path) -> Builder:
 def _finish(lines: Path, out: Path, corpus: Corpus) -> tuple[Summary, list[str]]:
     """Write the rows of the complete file `lines` to the file `out`, atomically.
 
-    Return the summary, and lines to print for EXAMPLES rows. Raises DataError if there is no row, and if `lines` is
-    damaged.
+    Return the summary, and lines to print for at most EXAMPLES rows. Raises DataError if there is no row, and if
+    `lines` is damaged.
     """
     summary, starts = Summary(), array("q")
     with open_foreign(lines) as file, whole_file(out) as new, JSON_ROWS[out.suffix](new) as add:

@@ -2,8 +2,9 @@
 
 split=last (leave one out): the last event of a user is for the test, the one before it for validation. split=time: all
 events are divided at two times. split=user: all events of a user are in one part, which a hash of the user's id
-determines. The division depends only on the data and the shares. The command also writes log q of each item of the
-training part, by which losses correct for popularity (objective.importance_file).
+determines. Users with fewer than `least` events are left out before. The division depends only on the data and the
+options. The command also writes log q of each item of the training part, by which losses correct for popularity
+(objective.importance_file).
 """
 
 import hashlib
@@ -84,8 +85,8 @@ def run(arguments: Sequence[str], options: SequencesOptions) -> None:
 def _log(source: str, options: SequencesOptions) -> Log:
     """Return the events of a log, or with options.user_of those of a corpus or of a BEIR folder's judgements.
 
-    The latter are in their order, which is their time. Raises ConfigError for another source, DataError for an id that
-    options.user_of does not match.
+    The latter have their position as time. Raises ConfigError for a source that is none of these, DataError for damaged
+    data and for an id that options.user_of does not match.
     """
     if options.user_of is None:
         return read_log(log_files(source, "INPUT"), SequenceConfig(options.user, options.item, options.time))
@@ -146,9 +147,9 @@ def _last(events: Events, options: SequencesOptions) -> Int64s:
 
 
 def _by_time(events: Events, options: SequencesOptions) -> Int64s:
-    """Return the part (index in PARTS) of each event, int64 (E,): by two times, so that parts have the wanted shares.
+    """Return the part (index in PARTS) of each event, int64 (E,): events are divided at two times.
 
-    Events of equal time are in one part.
+    The parts have about the wanted shares; events of equal time are in one part, so a share may be missed by far.
     """
     times = np.sort(events.time_e)
     shares = 1 - options.val - options.test, 1 - options.test

@@ -26,8 +26,8 @@ MOST, LEAST, LETTERS = 10, 3, 70  # numbers of most and least frequent items sho
 def run(arguments: Sequence[str], options: WeightsOptions) -> None:
     """Write log q of each item on one side of the data that the arguments name to options.out, and print a summary.
 
-    With options.temperature τ, ζ = −τ log q is written. Raises ConfigError for options that cannot work, DataError for
-    damaged data and if there is no item.
+    With options.temperature τ, ζ = −τ log q is written in its place. Raises ConfigError for options that cannot work,
+    DataError for damaged data and if there is no item.
     """
     out = checked_new_file(options.out, [SUFFIX])
     if options.task is not ImageTask.image_text:

@@ -1,5 +1,6 @@
-"""`python -m data check`: reads all data of a source, prints statistics and lists everything that training would
-refuse.
+"""`python -m data check`: reads all data of a source, prints statistics and the faults that training would refuse.
+
+Of each kind of fault the first place and the number are printed.
 
 For shards of images, the SHA-256 of every file is compared with the one in its index, and every image is decoded.
 Captions are read under one name, that of the printed command: a sample without it is bad.
@@ -51,9 +52,9 @@ INTEGERS = partial(array, "q")  # arrays of 64-bit integers, because there may b
 
 
 def run(arguments: Sequence[str], options: CheckOptions) -> None:
-    """Check all data that the arguments (paths or URLs) name, and print statistics and a command that trains on them.
-    With options.val, print how much of that data is also in the training data. Raises DataError if data are bad,
-    ConfigError for arguments and options that cannot work."""
+    """Check all data that the arguments (paths or URLs) name, and print statistics and, except for passages alone, a
+    command that trains on them. With options.val, print how much of the data that it names is also in the training
+    data. Raises DataError if data are bad, ConfigError for arguments and options that cannot work."""
     check = {InputKind.images: check_shards, InputKind.questions: check_questions, InputKind.passages: check_passages}
     kind = inputs.kind_of(arguments, options)
     samples = check[kind](arguments, options)
@@ -70,8 +71,9 @@ def run(arguments: Sequence[str], options: CheckOptions) -> None:
 
 def print_leaks(values: Sequence[str], options: CheckOptions, val: str) -> None:
     """Print how many contents (images, captions, questions, passages) of `val` are also in `values`, with examples.
-    values: training data. val: evaluation data, in the syntax of data.val. Reads all of both. Raises ConfigError if
-    both hold different kinds of data or one holds passages alone, DataError for a row that cannot be read."""
+    values: training data. val: evaluation data, in the syntax of data.val; of a BEIR folder the split test, of
+    FOLDER@SPLIT that split. Reads all of both. Raises ConfigError if both hold different kinds of data or one holds
+    passages alone, DataError for a row that cannot be read."""
     folder, _, split = val.rpartition("@")
     named = (folder, split) if inputs.is_beir(folder) else (val, "test" if inputs.is_beir(val) else options.split)
     held_out = dict[str, dict[int, str]]()  # kind → content key → where it stands first, and its text
@@ -166,7 +168,7 @@ def check_shards(values: Sequence[str], options: CheckOptions) -> int:
 
     values: paths or URLs. Each shard is indexed first. If its index lists problems (damaged places in the file), they
     are printed and the samples of this shard are not read. Captions are read as `as_trained` says. Raises DataError at
-    the end when anything is damaged, or when there is no sample; ConfigError as `require_images` does.
+    the end when a shard or sample is bad, or when there is no sample; ConfigError as `require_images` does.
     """
     inputs.require_images(values, options, "SOURCE")
     indexes = index_sources(inputs.shards_of(values, options, "SOURCE"), options.workers)
@@ -263,7 +265,8 @@ def _counts(counter: Counter[str]) -> str:
 @dataclass
 class PassageStatistics:
     """Statistics of passages. id_hashes: 64-bit hashes of the ids. keys: content keys (hashes of title and text).
-    sizes: bytes of each text. titles: number of passages with a title. rows: number of rows, bad ones included."""
+    sizes: bytes of each text. titles: number of passages with a title. rows: number of rows that `of` has read, bad
+    ones included."""
 
     id_hashes: array[int] = field(default_factory=INTEGERS)
     keys: array[int] = field(default_factory=INTEGERS)
@@ -306,8 +309,8 @@ class PassageStatistics:
 def check_questions(values: Sequence[str], options: CheckOptions) -> int:
     """Read every question row of the files that `values` name, and the corpus if there is one, and print statistics.
 
-    Return the number of rows. Raises DataError at the end when training would refuse a row or passage, or if there is
-    no row; ConfigError as `open_input` does.
+    Return the number of rows. Raises DataError at the end when training would refuse a row, or if there is no row;
+    ConfigError and DataError as `open_input` does.
     """
     source, bad, odd, rows = inputs.open_input(values, options, "SOURCE"), BadLines(), BadLines(), 0
     lengths = {name: INTEGERS() for name in LISTS}  # lengths of each row's lists

@@ -103,8 +103,8 @@ def train_command(
 
     This text begins with "nothing". values: paths or URLs of the data, from which kind and captions are read. paths:
     configuration key, such as data.train → its value in the command. samples: number of training samples. split: the
-    split of a BEIR folder to train on. Options that differ from their defaults are part of the command. Raises errors
-    as the readers of the data do.
+    split of a BEIR folder to train on. Options in KEYS that differ from their defaults are part of the command. Raises
+    errors as the readers of the data do.
     """
     kind = kind_of(values, options)
     changed = {name: value for name in KEYS[kind] if (value := getattr(options, name)) != getattr(ReadOptions, name)}

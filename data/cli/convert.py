@@ -68,7 +68,8 @@ def convert(source: str, options: PackOptions) -> None:
     Prints a report. With options.val the new files are split into train/ and val/. source: paths or URLs, in the syntax
     of data.train. Raises ConfigError for options that cannot work. With on_error=stop a bad row raises DataError,
     naming file and line, and the folder is not made. With on_error=skip bad rows are left out, but the new corpus may
-    still hold their passages; DataError is raised if no row remains.
+    still hold their passages; DataError is raised if no row remains. A bad passage of the input's corpus raises
+    DataError in either case.
     """
     out = checked_new_folder(options.out)
     questions = open_input(source, options, "INPUT")

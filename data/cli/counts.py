@@ -13,11 +13,11 @@ SMALL = 16 << 20  # the most bytes that are read to count samples
 
 
 def most_samples(files: Sequence[str], columns: Sequence[str]) -> int | None:
-    """Return the number of samples of files and tables, bad rows of tables included; None if not known quickly.
+    """Return the most samples that files and tables can have; None if this is not known quickly.
 
-    That is if a file is remote, has a damaged part, or is large and not indexed. Stores nothing. Samples of a file of
-    judgements (qrels) are its questions with a grade above 0. columns: the setting data.columns. Raises ConfigError for
-    a missing file, DataError for one that cannot be read.
+    Bad rows of tables are counted, and of a file of judgements (qrels) each question with a grade above 0, also one of
+    an unknown id. It is not known if a file is remote, has a damaged part, or is large and not indexed. Stores nothing.
+    columns: the setting data.columns. Raises ConfigError for a missing file, DataError for one that cannot be read.
     """
     counts = [_count(file, columns) for file in files]
     known = [count for count in counts if count is not None]

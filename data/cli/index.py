@@ -1,5 +1,6 @@
-"""`python -m data index`: prints a table of files and their problems, and writes a manifest, a JSON file that lists the
-files."""
+"""`python -m data index`: prints a table of files and their problems, and with out=FILE writes a manifest.
+
+A manifest is a JSON file that lists the files."""
 
 import json
 import os
@@ -23,11 +24,12 @@ IN_MANIFEST = ("path", "name", "size", "mtime", "sha256", "samples", "problem_co
 
 
 def run(arguments: Sequence[str], options: IndexOptions) -> None:
-    """Index all files that the arguments name, print a table of them and all problems, and write the manifest.
+    """Index all files that the arguments name, print a table of them and their problems, and write the manifest.
 
-    The manifest is written only if `options.out` is set, over an older file, also when files are broken. Of more than
-    MAX_ROWS files, the table has only the broken ones. Raises ConfigError if `options.out` is one of the files or
-    cannot be written, DataError at the end when a file is broken.
+    Of a file with more than MAX_PROBLEMS (100) problems the first are printed, and a count. The manifest is written
+    only if `options.out` is set, over an older file, also when files are broken. Of more than MAX_ROWS files, the table
+    has only the broken ones. Raises ConfigError if `options.out` is one of the files or cannot be written, DataError at
+    the end when a file is broken.
     """
     # a folder of shards may have a manifest.json: .json and .tsv files count only where they are named
     rows = any(argument.endswith((".json", ".tsv")) for argument in arguments)

@@ -66,8 +66,8 @@ class UnreadFields(Counter[str]):
             self[what if what in self or len(self) < COUNTED else OTHERS] += 1
 
     def __str__(self) -> str:
-        """Return the most frequent names of unused fields, each with its count, and how to learn a teacher's scores.
-        The text is "" if there are none."""
+        """Return the most frequent names of unused fields, each with its count, and, if such are among them, how to
+        learn a teacher's scores. The text is "" if no field was counted."""
         found = sorted((-count, what) for what, count in self.items() if count)
         listed = [f"{row_fields.short_name(what)} ({-count:,})" for count, what in found[: row_fields.NAMED]]
         if len(found) > row_fields.NAMED:
@@ -238,7 +238,8 @@ def open_input(source: str | Sequence[str], options: PackOptions | ReadOptions, 
     source: paths or URLs, in the syntax of data.train. options: give the corpus, the split of a BEIR folder, and how
     rows are read. key: name of the command-line argument `source`, for messages. Raises ConfigError for a source with a
     sampling weight (path@2), which only training uses; for a BEIR folder among other sources; and for missing files.
-    Bad rows are yielded, not raised.
+    Raises DataError for a bad passage of the corpus, and for a line of queries.jsonl without text or id. Other bad rows
+    are yielded, not raised.
     """
     named = written_sources(source, key)
     if any(each.weight != 1 for each in named):
@@ -257,8 +258,8 @@ def open_input(source: str | Sequence[str], options: PackOptions | ReadOptions, 
 
 
 def usual_negatives(source: Sequence[str], options: ReadOptions) -> int:
-    """Return the median number of hard negatives of the first LOOKED_AT rows of questions in `source`. It is 0 if none
-    of these rows is sound. Errors as of `open_input`."""
+    """Return the median number of hard negatives of the sound rows among the first LOOKED_AT rows of questions in
+    `source`, the lower one of two; 0 if none of these rows is sound. Errors as of `open_input`."""
     rows = (row for _, row in islice(open_input(source, options, "SOURCE").rows, LOOKED_AT))
     counts = [len(row.hard_negatives) for row in rows if isinstance(row, QuestionRow)]
     return median_low(counts) if counts else 0

@@ -137,8 +137,8 @@ class PackOptions(WriteOptions):
     """The key=value options of `python -m data pack`. The constructor raises ConfigError for an invalid template or
     split.
 
-    It also does so for a split whose file of questions would have the name of the file of passages, and for both
-    relevance and teacher with to=flag, which has one field for them.
+    It also does so for a split whose file of questions would be taken for the file of passages (corpus, corpus.X), and
+    for both relevance and teacher with to=flag, which has one field for them.
     """
 
     to: Target = described(Target.shards, "what questions become; images become shards")

@@ -42,8 +42,8 @@ def new_folder(out: Path) -> Iterator[Path]:
     """Context manager that yields a new empty folder to fill, and renames it to `out` when the block ends.
 
     When the block raises, the folder is deleted. Folders that killed processes left beside `out` are deleted first.
-    `out` must not exist or be empty. Raises ConfigError when the folder cannot be written, and in place of an OSError
-    of the block.
+    `out` must be missing or an empty folder. Raises ConfigError when the folder cannot be written, and in place of an
+    OSError of the block.
     """
     try:
         beside = out.resolve().parent / f".{out.name}.{os.getpid()}.partial"  # other processes may write `out` too
@@ -57,7 +57,7 @@ def new_folder(out: Path) -> Iterator[Path]:
 def checked_new_folder(folder: str | None) -> Path:
     """Return the path of the folder that a verb will write, the option `out`, with ~ expanded. Nothing is made.
 
-    Raises ConfigError if the option is missing, or exists and is not an empty folder.
+    Raises ConfigError if the option is missing, or if the path exists and is not an empty folder.
     """
     if not folder:
         raise ConfigError("out=FOLDER is missing, for example out=shards.")
@@ -85,7 +85,7 @@ def shard_writer(folder: Path, options: WriteOptions) -> Iterator[AddSample]:
 
     The function takes a sample as {suffix: bytes}; the entry "__key__" is the sample's name, by default its number. A
     new shard begins after options.maxcount samples or options.maxsize bytes. Equal samples always give equal bytes of
-    shards. Without a sample no shard, or an empty one, is written.
+    shards. Without a sample at most one shard is written, an empty one.
     """
     from webdataset.writer import ShardWriter
 
@@ -108,7 +108,8 @@ def index_new(folder: Path) -> list[ShardIndex]:
 def file_names(indexes: Sequence[ShardIndex]) -> Path:
     """Return one relative path that names all newly written files of rows, such as "{000000..000011}.tar".
 
-    It is the name of the only file if there is one. indexes: of all files of the folder; a corpus is left out.
+    If there is only one file, its name is returned; several must be tar shards. indexes: of all files of the folder; a
+    corpus is left out.
     """
     names = [index.name for index in indexes if not index.name.startswith("corpus.")]
     return Path(names[0] if len(names) == 1 else f"{{000000..{len(names) - 1:06d}}}.tar")

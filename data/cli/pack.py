@@ -46,8 +46,9 @@ def pack_pairs(source: str, options: PackOptions) -> None:
 
     Prints how to train on them. With options.val they are split into train/ and val/. Raises ConfigError for options
     that cannot work, for a folder that exists and is not empty, and for a missing column. With on_error=stop, an image
-    that is missing or cannot be decoded, or an empty caption, raises DataError naming the row, and the folder is not
-    made. With on_error=skip such rows are left out and counted; DataError is raised if no row remains.
+    that is missing or cannot be decoded raises DataError naming the row, and the folder is not made; so does a missing
+    or empty caption, if `ImageTable.captions` or `tar_samples` refuses it. With on_error=skip such rows are left out
+    and counted; DataError is raised if no row remains. SampleError is raised as `_how_to_read` does.
     """
     out = outputs.checked_new_folder(options.out)
     if options.to is not Target.shards:
@@ -78,10 +79,11 @@ def pack_pairs(source: str, options: PackOptions) -> None:
 
 
 def _how_to_read(indexes: Sequence[ShardIndex], options: PackOptions) -> tuple[ReadOptions, str]:
-    """Return how training reads packed shards: options with the task and where captions are, and the captions' name.
+    """Return how training reads packed shards: options with the task and caption_per, and where the captions are.
 
-    The name is "txt", "cls" or a json field, "" if the task uses no captions. Without texts in the shards the task is
-    views, with class numbers labelled.
+    The latter is "txt", "cls" or a json field, as the first sample has it; "" if the task uses no captions. The task is
+    views for shards without txt, json and cls members, labelled for class numbers, else options.task. Raises
+    SampleError if the task needs captions and the first sample has none.
     """
     from dyad.data.image_text.sample import ShardSample  # loads torch
 
@@ -123,7 +125,7 @@ def _refuse_undecodable(sample: Members, max_pixels: int) -> None:
 def image_input(table: Table, options: PackOptions) -> ImageTable:
     """Return a table as an ImageTable, with its columns of images and captions found.
 
-    Raises ConfigError for a table without a known column of images.
+    Raises ConfigError for a table without a known column of images, and as `image_table` does.
     """
     if found := image_table(table, table_keys(options)):
         return found

@@ -51,11 +51,12 @@ def run(arguments: Sequence[str], options: SplitOptions) -> None:
 
 
 def split_packed(folder: Path, paths: Mapping[str, Path], packed: PackOptions) -> Parts:
-    """Split the files that `python -m data pack` has written into `folder`, and remove the undivided files.
+    """Split the file or shards of data.train that `python -m data pack` has written into `folder`.
 
-    paths: the path of data.train and, if there is a corpus, of data.passage.corpus, relative to `folder`. packed: the
-    options of pack, with `val`. Return `paths` with the new data.train and data.val, and the number of training rows.
-    Errors as of `run`.
+    Afterwards `folder` has only the new folders train and val, and the corpus that `paths` names. paths: the path of
+    data.train and, if training needs a corpus, of data.passage.corpus, relative to `folder`. packed: the options of
+    pack, with `val`. Return `paths` with the new data.train and data.val, and the number of training rows. Errors as of
+    `run`.
     """
     corpus = str(folder / paths["data.passage.corpus"]) if "data.passage.corpus" in paths else None
     kept = {key: getattr(packed, key) for key in (*KEPT, "val", "caption_per")}
@@ -69,9 +70,9 @@ def split_packed(folder: Path, paths: Mapping[str, Path], packed: PackOptions) -
 def split(values: Sequence[str], folder: Path, options: SplitOptions) -> Parts:
     """Write the rows of a source into folder/train and folder/val, and print how many rows each part has.
 
-    Return the paths of data.train and data.val, relative to `folder`, and the number of training rows. Raises
-    ConfigError for options that cannot work, such as a share into which no group of rows fits; DataError for damaged
-    data and for a source without rows.
+    Also printed is how many contents both parts have in common. Return the paths of data.train and data.val, relative
+    to `folder`, and the number of training rows. Raises ConfigError for options that cannot work, such as a share into
+    which no group of rows fits; DataError for damaged data and for a source without rows.
     """
     beir, by, named = is_beir(values[0]), options.by, set[str]()
     rows = open_rows(_files(values, options))
@@ -117,7 +118,8 @@ def validation_rows(pairs: Int64s, rows: int, options: SplitOptions) -> np.ndarr
     key of something in the row. rows: number of rows.
 
     Rows that share a content key, or are connected by a chain of such rows, are one group. In the order of a hash, each
-    group is added if the share of validation rows then is at most options.val. Raises ConfigError when no group fits.
+    group is added if validation then has at most round(options.val · rows) rows, and training at least one. Raises
+    ConfigError when no group fits.
     """
     row, (keys, item) = pairs[0], np.unique(pairs[1], return_inverse=True)
     nodes = rows + len(keys)  # of a graph: the rows, then the keys
@@ -189,8 +191,8 @@ def _copy_rows(rows: Rows, chosen: Sequence[int], part: Path, options: SplitOpti
 def _copy_beir(source: Path, queries: Rows, chosen: Sequence[int], part: Path, options: SplitOptions) -> None:
     """Write a BEIR folder `part` with the questions of indices `chosen`, their judgements, and the whole corpus.
 
-    The judgements are all those of the split options.split, written as the split that JUDGED names. source: the BEIR
-    folder; queries: its questions. `part` must exist, empty.
+    The judgements are all those of these questions in the split options.split, whatever their grade, written as the
+    split that JUDGED names. source: the BEIR folder; queries: its questions. `part` must exist, empty.
     """
     shutil.copyfile(source / "corpus.jsonl", part / "corpus.jsonl")
     (part / "queries.jsonl").write_bytes(b"".join(queries.shards.read(i)["json"] + b"\n" for i in chosen))

@@ -20,8 +20,9 @@ MakeSample = Callable[[], Members]  # returns the members of a sample; raises Ba
 def tar_samples(paths: Sequence[str]) -> Iterator[tuple[str, MakeSample]]:
     """Yield (location, function) for each sample of tar shards. The function returns the members of the sample.
 
-    It raises BadRow if training could not use the sample, also for a missing caption if any of the shards has texts.
-    Damaged parts of a shard come before its samples, each with a function that raises BadRow. Shards are indexed first.
+    It raises BadRow if the sample cannot be read or has no image, and, if any of the shards has txt, json or cls
+    members, if the sample has none of these. What the members hold is not checked. Damaged parts of a shard come before
+    its samples, each with a function that raises BadRow. Shards are indexed first.
     """
     indexes = list(index_shards(paths))
     captioned = any(set(TEXTS) & set(index.suffixes) for index in indexes)
@@ -51,8 +52,8 @@ def _rows_of_samples(index: ShardIndex, table: OffsetTable) -> list[list[int]]:
 def _members(shards: Shards, rows: Sequence[int], captioned: bool) -> Members:
     """Return the members of one sample (suffix → bytes), read from `shards`.
 
-    rows: the rows of their index that have members of the sample, at least one. captioned: whether a caption is
-    required. Raises BadRow if the sample cannot be read, or lacks the image or a required caption.
+    rows: the rows of their index that have members of the sample, at least one. captioned: whether a txt, json or cls
+    member is required. Raises BadRow if the sample cannot be read, or lacks the image or this member.
     """
     try:
         members = {suffix: data for row in rows for suffix, data in shards.read(row).items()}

@@ -7,12 +7,13 @@
     tevatron_ids  SPLIT.jsonl: {query_id, query_text, answers, positive_document_ids, negative_document_ids}
     flag          SPLIT.jsonl: {query, pos, neg}, and pos_scores if the option relevance is set, pos_scores and
                   neg_scores if the option teacher is set
-    beir          queries.jsonl {_id, text, metadata}, qrels/SPLIT.tsv (query-id, corpus-id, score)
+    beir          queries.jsonl {_id, text, metadata}, qrels/SPLIT.tsv (query-id, corpus-id, score, which is 1)
 
 SPLIT is the option split. A corpus is written to corpus.jsonl: {docid, title, text}, in beir {_id, title, text}; in dpr
 to corpus.tsv with the columns id, text and title. tevatron_ids and beir always have a corpus; dpr and tevatron have one
-if the input has one. All rows of a .jsonl file have the same fields, because libraries that read JSON lines into tables
-need it (datasets, pyarrow).
+if the input has one. In shards and dpr a question with an id has a field query_id, one with a group a field metadata.
+All rows of a .jsonl file have the same fields, because libraries that read JSON lines into tables need it (datasets,
+pyarrow); only metadata in queries.jsonl is left out for questions without a group.
 """
 
 import csv
@@ -297,7 +298,7 @@ class CorpusWriter:
     count: int = 0
 
     def copy(self, passages: Iterable[Passage]) -> None:
-        """Write `passages`, which must be all passages of the input's own corpus, to the new corpus file.
+        """Write `passages`, which must be all passages of `source`, in order, to the new corpus file.
 
         Raises DataError for a passage that the file cannot hold. Such a passage cannot simply be left out, because a
         question row may name it by its id.

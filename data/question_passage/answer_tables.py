@@ -54,8 +54,8 @@ def read_answers_table(path: Path) -> Iterator[Question]:
 def parse_answers(text: str, where: str) -> tuple[str, ...]:
     """Parse a Python list of strings, such as "['Paris', 'City of Light']", without executing it.
 
-    Raises DataError for any other text, an empty list, and a text of more than 1 MiB. where: the file and line in the
-    message.
+    Raises DataError for any other text, an empty list, and a text of more than 1,048,576 characters. where: the file
+    and line in the message.
     """
     try:
         if len(text) > MAX_BYTES["txt"]:

@@ -27,11 +27,11 @@ HASH, CHECK, ORDER, KEY, LENGTH = range(5)  # rows of the table of a corpus, whi
 
 
 def open_corpus(value: str | Sequence[str], key: str) -> "Corpus":
-    """Open a corpus: the passages of .jsonl, .json or .tsv files, of shards, or of a BEIR or MS MARCO folder. value:
-    their paths or URLs, in the syntax of the setting data.train.
+    """Open a corpus: the passages of .jsonl, .json or .tsv files, of tables such as CSV or Parquet, of shards, or of a
+    BEIR or MS MARCO folder. value: their paths or URLs, in the syntax of the setting data.train.
 
-    Each row must have an id (in the field _id, docid, id, psg_id, passage_id or pid) and a text, and may have a title.
-    The first call for a file reads all of it and stores an index.
+    Each row must have an id (in the field _id, docid, id, psg_id, passage_id or pid) and a text (in the field text or
+    contents), and may have a title. The first call for a file reads all of it and stores an index.
 
     Raises ConfigError, naming the configuration key `key`, when `value` matches no file or has a sampling weight
     (path@2), which a corpus must not have. Raises DataError, naming the line, for a row that is no such passage and for
@@ -44,8 +44,8 @@ def corpus_files(value: str | Sequence[str], key: str, tables: Tables) -> list[s
     """Return the paths of the corpus files that `value` names: paths or URLs, or a BEIR or MS MARCO folder.
 
     tables: a function that returns the paths of the files to read for the path of a table, such as shards to which it
-    converts the table. Nothing else is read. Raises ConfigError, naming the configuration key `key`, when `value`
-    matches no file or has a sampling weight (path@2), which a corpus must not have.
+    converts the table. Files that are no tables are not opened. Raises ConfigError, naming the configuration key `key`,
+    when `value` matches no file or has a sampling weight (path@2), which a corpus must not have.
     """
     if isinstance(value, str) and (file := corpus_of(local_path(value))):
         return [file]

@@ -1,9 +1,10 @@
 """The training data set of questions and passages, and their texts for evaluation.
 
 A row of the data has a question, positive passages and perhaps lists of negative ones. For each row, training draws one
-positive passage and up to data.negatives.per_row hard negatives. The draw depends only on the seed, the epoch and the
-id of the row. A positive passage of a row is never drawn as its hard negative, even if a list of negatives contains it.
-`Batch.known_positives` has the content keys (64-bit hashes) of all positive passages of each row.
+positive passage (all of them with data.passage.positives=all) and up to data.negatives.per_row hard negatives. The
+random numbers of a draw depend only on the seed, the epoch and the id of the row. A positive passage of a row is never
+drawn as its hard negative, even if a list of negatives contains it. `Batch.known_positives` has the content keys
+(64-bit hashes) of all positive passages of each row.
 
 Shape letters: b rows of a batch; n or k texts; L tokens of the longest text.
 """
@@ -33,8 +34,9 @@ class TokenizeTexts(Protocol):
     """A tokenizer of texts, or of pairs of texts. A call takes n texts and returns int64 (n, L) on the CPU, padded at
     the right with PADDING (−1, data/batch.py).
 
-    length: the largest number of tokens of a text; longer texts are cut. L: the number of tokens of the longest text,
-    which may be rounded up. pairs: the second text of each pair; None: texts are single.
+    length: the largest number of tokens of a text, or of both texts of a pair together; longer ones are cut. L: the
+    number of tokens of the longest text or pair, which may be rounded up. pairs: the second text of each pair; None:
+    texts are single.
     """
 
     def __call__(self, texts: list[str], length: int, pairs: list[str] | None = None) -> Tensor: ...
@@ -89,8 +91,9 @@ class QuestionPassage:
         questions: the rows to train on. tokenize: the tokenizer of both towers (encoders), a TokenizeTexts. seed: the
         seed of the run, on which all random draws depend. mined: mined hard negatives; None: there are none.
 
-        Raises ConfigError when data.negatives.lists asks for mined negatives that neither exist nor will be mined, and
-        when data.negatives.refresh_every is set without a corpus.
+        Raises ConfigError when hard negatives are drawn (data.negatives.per_row above 0), data.negatives.lists has
+        "mined", and mined negatives neither exist nor will be mined; and when data.negatives.refresh_every is set
+        without a corpus.
         """
         negatives = config.negatives
         if negatives.per_row and NegativeList.mined in negatives.lists and not (mined or negatives.refresh_every):
@@ -133,9 +136,9 @@ class QuestionPassage:
         """Return k further passages of a batch: hard negatives, and positives beyond the one drawn for each row. k may
         be 0.
 
-        y (k, L): tokens of the passages, L the number of tokens of the longest. entries: for each passage, the index of
-        its row in the batch, the passage, and whether it is a positive of this row. relevance (k,): weight of each
-        passage as a positive; None: data.relevance is not set.
+        y (k, …): their tower inputs, the last k that `inputs` returned. entries: for each passage, the index of its row
+        in the batch, the passage, and whether it is a positive of this row. relevance (k,): weight of each passage as a
+        positive, 1 for a hard negative; None: data.relevance is not set.
         """
         return Extra(
             y=y,
@@ -165,7 +168,8 @@ class QuestionPassage:
 
     def notes(self) -> list[str]:
         """Return a list of lines for the log: one warning if data.negatives.per_row is set, refresh_every is not, and
-        none of at most 100 rows, evenly spaced in the data, has hard negatives; otherwise an empty list."""
+        none of at most 100 rows, evenly spaced in the data, has a hard negative that can be drawn; else an empty
+        list."""
         negatives, looked = self.config.negatives, evenly_spaced_ids(len(self.questions))
         if not negatives.per_row or negatives.refresh_every:
             return []

@@ -9,8 +9,9 @@ The names of a row's fields determine its format:
   mined, so they are read as hard negatives.
 - FlagEmbedding: query, pos [str], neg [str]; neg are hard negatives. prompt is not read.
 - sentence-transformers: anchor and positive, query and answer, … (PAIRS), and perhaps negative, negative_1, negative_2,
-  …; each a text or a list of texts, lists also in positives and negatives. An empty negative is left out. With a column
-  score or label the rows are no pairs of equal meaning, and refused, unless data.relevance or data.teacher names it.
+  …; each a text or a list of texts, lists also in positives and negatives. Blank passages are left out. With a column
+  score, label or another of SCORES the rows are no pairs of equal meaning, and refused, unless data.relevance or
+  data.teacher names the column, or a teacher's score is read from another one.
 - scored candidates (EPR): question, and candidates or ctxs [{title, text, score}]; a greater score is better. The best
   data.passage.pos_pool are positives, the worst data.passage.neg_pool of the others are hard negatives.
 
@@ -51,8 +52,8 @@ class AnyScore(str):
 @dataclass(frozen=True)
 class Record:
     """A question and its lists of passages, as parsed from one row. In a format that names passages by id, the lists
-    hold ids; otherwise they hold Passage objects. relevance: the weight in (0, 1] of each positive; None:
-    data.relevance is not set."""
+    hold ids; otherwise they hold Passage objects. relevance: the weight in (0, 1] of each positive; None: no weights
+    were read."""
 
     question: Question
     positives: Sequence[Passage] | Sequence[str]
@@ -104,8 +105,9 @@ def record_of(
     first of SCORES that the row has is read.
 
     Raises BadRow for a row of no known format, a field of a wrong type, a blank question, and a row without positives;
-    for a pair with a score that is neither `relevance` nor `teacher`; for a positive whose weight is missing or not in
-    (0, 1]; and for a passage whose given score is missing or not finite.
+    for a sentence-transformers row with a field of SCORES that is neither `relevance` nor `teacher`, unless a given
+    score is read; for a positive whose weight is missing or not in (0, 1]; and for a passage whose given score is
+    missing or not finite.
     """
     found = format_of(fields)
     if found is None:
@@ -151,10 +153,10 @@ def unknown_format(fields: Fields) -> BadRow:
 
 
 def query_of(fields: Fields) -> Question:
-    """Convert a line of BEIR's queries.jsonl, which has the same fields as a passage, to a question.
+    """Convert the fields of a line of BEIR's queries.jsonl, which are those of a passage, to a question without title.
 
-    Raises BadRow when the line is damaged or has no text or a blank one. A line without an id is not refused here, but
-    when the file is opened as a Corpus; its id would become "None".
+    Raises BadRow when there is no text or a blank one, or a field has a wrong type. A line without an id is not refused
+    here, but when the file is opened as a Corpus; its id would become "None".
     """
     query = passage_of(fields)
     return Question(str(query.id), _not_blank(query.text, "text"), group=group_of(fields))

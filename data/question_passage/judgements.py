@@ -61,7 +61,7 @@ def judgements(path: str) -> Iterator[Judgement]:
     The columns are query-id, corpus-id and score (BEIR), or question, 0, passage and grade (TREC). Blank lines, and a
     first line with the names of the columns, are left out. The first line determines for the whole file how many
     columns there are, and whether tabs (ids may then hold spaces) or spaces separate columns. Raises DataError, naming
-    the line, when a line cannot be read.
+    the line, when a line cannot be read; ConfigError for a missing file.
     """
     form: tuple[str | None, int] | None = None
     with open_text(path) as file:

@@ -12,8 +12,8 @@ Rendered = tuple[str, str | None]  # the text for a tokenizer, and the second te
 @dataclass(frozen=True)
 class Passage:
     """A passage, from a corpus or from a row with a question. id: None if the file gives none. prefix: the text before
-    the passage that its source sets (passage_prefix); None: data.passage.prefix. teacher: the score that a
-    teacher or people gave the question and this passage; None: data.teacher is not set."""
+    the passage that its source sets (passage_prefix); None: data.passage.prefix. teacher: the score that a teacher or
+    people gave the question and this passage; None: none was read."""
 
     text: str
     title: str = ""
@@ -43,11 +43,12 @@ class Passage:
 
 @dataclass(frozen=True)
 class Question:
-    """A question, from a data row or from queries.jsonl of a BEIR folder.
+    """A question, from a data row or from the file of questions of a BEIR or MS MARCO folder.
 
-    answers: the answers that the file gives, if any; a relevant passage contains at least one. group: the field
-    metadata.topic, or None; questions of one group are drawn together in bootstrap resampling. prefix: the text before
-    the question that its source sets (question_prefix); None: data.question.prefix.
+    id: may be "" if the file gives none. answers: the answers that the file gives, texts or regular expressions; an
+    evaluation may count a passage that contains one as right. group: the field metadata.topic, or None; questions of
+    one group are drawn together in bootstrap resampling. prefix: the text before the question that its source sets
+    (question_prefix); None: data.question.prefix.
     """
 
     id: str

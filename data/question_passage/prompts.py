@@ -58,7 +58,8 @@ class AnswerLists:
         return len(self.answers)
 
     def block(self, start: int, stop: int) -> Tensor:
-        """Return the rows of tokens of the k answers start … stop − 1 with their prompts, int64 (k, 1 + L)."""
+        """Return the rows of tokens of the k answers start … stop − 1 with their prompts, int64 (k, 1 + L). If `stop`
+        is more than N, the block ends with the last answer."""
         return self.rows(np.arange(start, min(stop, len(self))))
 
     def rows(self, numbers_k: Int64s) -> Tensor:

@@ -42,7 +42,7 @@ LISTS = ("positives", "negatives", "hard_negatives")
 class QuestionRow:
     """A question and its lists of passages. Passages that the file names by id are read from the corpus on access.
     passage_prefix: text that begins the passages; None: data.passage.prefix. relevance: the weight in (0, 1] of each
-    positive; None: data.relevance is not set."""
+    positive; None: no weights were read."""
 
     question: Question
     positives: PassageList
@@ -94,9 +94,9 @@ def open_questions(value: str | Sequence[str], config: DataConfig, key: str = "d
     """Open the question rows that `value` names: files and shards of any format, and BEIR or MS MARCO folders, in the
     syntax of the setting data.train.
 
-    Raises ConfigError, naming the configuration key `key`, for a value that cannot work; DataError, naming the line,
-    for a row that cannot be used. The first call for a file reads all of it and stores an index. Prints how many
-    judgements of a folder are left out, if any.
+    Raises ConfigError, naming the configuration key `key`, for a value that cannot work, and for a folder if
+    data.teacher is set; DataError, naming the line, for a row that cannot be used. The first call for a file reads all
+    of it and stores an index. The process of rank 0 prints how many judgements of a folder are left out, if any.
     """
     named_files(value, config, key)
     shared = open_corpus(config.passage.corpus, "data.passage.corpus") if config.passage.corpus else None
@@ -200,8 +200,8 @@ class RowQuestions:
 
     rows: the rows of the files. config: the settings of passages. corpus: where passages that rows name by id are
     looked up; None: there is none. relevance, teacher: the settings data.relevance and data.teacher, as `record_of`
-    takes them. The constructor reads every row if the cache has no index of it, and raises DataError, naming the row,
-    for a bad one.
+    takes them. The constructor reads every row if the cache has no index of it. It raises DataError, naming the row,
+    for a bad one, and ConfigError for rows that name passages by id if there is no corpus.
 
     A question without an id gets the name of its content key as id, as `python -m data pack` does, so the id does not
     depend on the name or folder of the file. columns, int64 (4, n), memory-mapped: two rows with the 128-bit hash of
@@ -316,9 +316,9 @@ class BeirQuestions:
     A passage is relevant if the judgements of the split give it a grade above 0. Can be pickled. corpus: used in place
     of the folder's own passages; None: these are used. key: the configuration key of the folder, for messages. graded:
     whether rows have the relevance of their positives, which is the grade divided by the largest grade of the file.
-    columns: as in `RowQuestions`. left_out: a message about judgements of unknown ids; "" if there are none. The
-    constructor reads all files if the cache has no index of them. It raises ConfigError for a split that the folder
-    lacks; DataError for a damaged file, and when more judgements name unknown ids than known ones.
+    columns: as in `RowQuestions`. left_out: a message about judgements (grade above 0) of unknown ids; "" if there are
+    none. The constructor reads all files if the cache has no index of them. It raises ConfigError for a split or a file
+    that the folder lacks; DataError for a damaged file, and when more judgements name unknown ids than known ones.
     """
 
     def __init__(self, folder: str, split: str, corpus: Corpus | None, key: str, graded: bool = False) -> None:

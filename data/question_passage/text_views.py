@@ -1,8 +1,8 @@
 """Data set of single texts, for task=views (two views of each text) and task=labelled (each text with its class).
 
 Both views of a text are its tokens; the dropout of the tower makes their embeddings differ (SimCSE, Gao et al. 2021). A
-text is a row with a field `text` (or the field that data.columns names) and perhaps `title`, read as a passage. Texts
-of equal content have equal keys.
+text is a row with a field `text` or `contents` and perhaps `title`, read as a passage; or, without a title, the field
+that data.columns names. Texts of equal content have equal keys.
 """
 
 from collections.abc import Callable, Sequence
@@ -34,9 +34,9 @@ from dyad.data.tables.prepare import CheckRow, prepared_tables, table_options
 
 
 def text_of(fields: Fields) -> Passage:
-    """Return the text of a row as a Passage, its fields text (or contents) and title. If the row has a field anchor,
-    the column that the user named by data.columns, this field alone is the text. Raises BadRow for a missing or blank
-    text."""
+    """Return the text of a row as a Passage, its fields text (or contents) and title. If the row has a field anchor
+    (the name that the first column of data.columns gets), this field alone is the text. Raises BadRow for a missing or
+    blank text, and for a field of a wrong type."""
     passage = passage_of({"text": fields["anchor"]} if "anchor" in fields else fields)
     if not passage.text.strip():
         raise BadRow("empty text", f"text is {passage.text!r:.80}")
@@ -51,7 +51,7 @@ def text_sources(
 
     by: makes the function that handles tables among the files: checked_tables only checks them, prepared_tables
     converts them to shards. key: the configuration key of `value`, for messages. Raises ConfigError for a value that
-    cannot work, and for a table without texts.
+    cannot work, and the errors of this function for a table without texts.
     """
     tables = by(table_options(config), text_of)
 
@@ -68,8 +68,8 @@ def open_texts(value: Any, config: DataConfig) -> Rows:
 
 
 class SingleTexts:
-    """The training data set of two views of each text, or of texts and their classes. A batch depends only on its
-    positions (epoch, row) and the rows."""
+    """The training data set of two views of each text, or of texts and their classes. A batch depends only on the rows
+    at its positions; if one of them is bad, also on the seed and the epoch, which choose its replacement."""
 
     def __init__(
         self, rows: Rows, tokenize: TokenizeTexts, config: DataConfig, seed: int, numbers: ClassNumbers | None = None
@@ -85,7 +85,7 @@ class SingleTexts:
 
     def __getitems__(self, positions: Sequence[tuple[int, int]]) -> Batch:
         """Return the batch of the rows at the given positions, each a pair (epoch, row index). x is tokens, int64 (b,
-        L), L the number of tokens of the longest text; y is the same tokens, or the class numbers, int64 (b,).
+        L), with L as TokenizeTexts says; y is the same tokens, or the class numbers, int64 (b,).
 
         Bad (unusable) rows are replaced by others. Raises DataError when a row and its replacements, data.bad_in_a_row
         rows in all, are bad. With data.bad_samples=stop no row is replaced: the first bad one raises SampleError.
@@ -119,8 +119,8 @@ class SingleTexts:
 def text_tokens(
     kind: Callable[[str], Any], tokenize: TokenizeTexts, config: PassageConfig | QuestionConfig, texts: list[str]
 ) -> Tensor:
-    """Tokenise n texts. Return int64 (n, L), L the number of tokens of the longest. kind: converts a text to a Passage
-    if `config` is a PassageConfig, to a Question if it is a QuestionConfig."""
+    """Tokenise n texts. Return int64 (n, L), with L as TokenizeTexts says. kind: converts a text to a Passage if
+    `config` is a PassageConfig, to a Question if it is a QuestionConfig. config: gives prefix and largest length."""
     return tokens(map(kind, texts), tokenize, config)
 
 
@@ -131,8 +131,8 @@ def plain_text(fields: Fields) -> str:
 
 
 def titled_text(fields: Fields) -> str:
-    """Return the title of a row, if it has one, and its text, with a blank between them. Raises BadRow for a missing or
-    blank text."""
+    """Return the title of a row, if it has one, and its text, as `text_of` finds them, with a blank between them.
+    Raises BadRow as `text_of` does."""
     passage = text_of(fields)
     return f"{passage.title} {passage.text}".strip()
 

@@ -1,7 +1,7 @@
 """The training data set of task=sequence. A sample is a window (consecutive steps) of a sequence; each step is a pair.
 
-x is the item of a step. A tower makes the context of the step from this item and the items before it. y is the next
-item, or the item of the step itself for objectives that choose later steps as positives themselves (CPC).
+x is the item of a step. A tower makes the context of the step from this item and the items before it in the window. y
+is the next item, or the item of the step itself for objectives that choose later steps as positives themselves (CPC).
 
 Letters in shapes: S steps of all samples of a batch; N items.
 """
@@ -42,7 +42,10 @@ class Sequences:
 
     @property
     def fingerprint(self) -> str:
-        """A hash of everything that determines the samples, as hexadecimal text."""
+        """A hash of the events, the windows, the ids and the contents of the items, as hexadecimal text.
+
+        The values of frames are not in it, only the lengths of their sequences.
+        """
         made_of = self.log.fingerprint, self.items.fingerprint, self.windows.starts, self.windows.stops, self.ahead
         return hashlib.sha256(repr([*map(_digested, made_of)]).encode()).hexdigest()
 

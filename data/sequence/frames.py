@@ -69,7 +69,7 @@ class Frames:
         """Return a Log in which each frame is an event, and the frames of a file are one sequence.
 
         The item and the time of an event are the number of the frame, from 0 over all files. Users are the names of the
-        files; `items` is empty, as frames have no ids. Reads all files, for their SHA-256.
+        files, without their folders; `items` is empty, as frames have no ids. Reads all files, for their SHA-256.
         """
         files = [FileEntry(os.path.basename(path), os.path.getsize(path), 1, sha256_of(path)) for path in self.paths]
         file_e = np.repeat(np.arange(len(self.paths)), np.diff(self.starts))

@@ -38,7 +38,7 @@ class CatalogueItems(Protocol):
 
     @property
     def fingerprint(self) -> str:
-        """A hash of the content of the items; "" if they have no content beside their ids."""
+        """A hash of the content of the items; "" if they have no content beside their ids, and for frames."""
         ...
 
     def __len__(self) -> int: ...

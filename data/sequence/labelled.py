@@ -34,8 +34,8 @@ def labelled_sequences(
     A log gives one history for each user, all events, with the user's class; a file of frames (a user) gives one for
     each frame that has a class, the frames up to it. model: has the attributes `tokenize` and `image` that `items_of`
     uses. label: the column or field with the class. known: if items are ids, the ids that have an embedding in the
-    model; otherwise (). Raises DataError for a row or file without a class, for two classes of a user, and for a user
-    without a known item.
+    model; otherwise (). Raises DataError for a row or JSON file in which this field is missing or null, for two classes
+    of a user, and for a user without a known item.
     """
     if config.items is ItemKind.frames:
         frames = Frames(paths)
@@ -85,8 +85,8 @@ def _classes_of_users(log: Log, paths: Sequence[str], user: str, label: str) -> 
 def _classes_of_frames(frames: Frames, label: str) -> tuple[Int64s, list[str]]:
     """Return the n frames that have a class, and the list of their classes.
 
-    A frame is given as the number of the frame after it, int64 (n,). If a file has one class only, it is that of its
-    last frame. Raises DataError for a file without a class, and for a list of another length than the file.
+    A frame is given as the number of the frame after it, int64 (n,). If the field is no list, its value is the class of
+    the last frame. Raises DataError if the field is missing or null, and for a list of another length than the file.
     """
     stops, classes = [], []
     for path, start, stop in zip(frames.paths, frames.starts[:-1].tolist(), frames.starts[1:].tolist(), strict=True):

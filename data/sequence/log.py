@@ -1,7 +1,7 @@
 """Read logs of events: which user chose which item at which time. The events of one user, by time, are a sequence.
 
-A log is a table (CSV, Parquet, Arrow, JSON-lines) with a row for each event, in any order. Events of one user at equal
-times stay in the order of the rows.
+A log is a table (such as CSV, Parquet, Arrow, JSON-lines) with a row for each event. Rows may be in any order, but with
+data.sequence.time=null their order is the time. Events of one user at equal times stay in the order of the rows.
 
 Shape letters: E events; U users; N items.
 """
@@ -34,10 +34,10 @@ class Log:
     """Events of U users, sorted by user, then by time.
 
     item_e (E,) int64: number of each event's item. file_e (E,) int64: index in `files` of each event's file. time_e
-    (E,) float64: time of each event, in seconds if the log has ISO 8601 times; the number of its row if the log has no
-    times. starts (U + 1,) int64: index of the first event of each user, and E. users: ids of the users, in the order of
-    first appearance in the rows. items: ids of the N items; an item's number is its index. files: the files that were
-    read.
+    (E,) float64: time of each event, in seconds if the log has ISO 8601 times; the number of its row, counted through
+    all files, if config.time is None. starts (U + 1,) int64: index of the first event of each user, and E. users: ids
+    of the users, in the order of first appearance in the rows. items: ids of the N items; an item's number is its
+    index. files: the files that were read.
     """
 
     item_e: Int64s
