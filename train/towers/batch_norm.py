@@ -1,7 +1,8 @@
 """The choices of model.batch_norm: which statistics batch norms use in training. In eval() they use running statistics.
 
-global: mean and variance of the global batch, so neither loss nor gradient depends on the number of ranks. For each
-channel, the forward pass exchanges each rank's count, mean and squared deviations, the backward pass two sums.
+global: mean and variance of the global batch, so neither loss nor gradient depends on the number of ranks. The forward
+pass exchanges each rank's count, and for each channel its mean and sum of squared deviations; the backward pass
+exchanges two sums for each channel.
 
 per_chunk: mean and variance of each chunk on each rank, as in torch's own modules.
 
@@ -42,7 +43,10 @@ class GlobalStatistics(_BatchNorm):
         cls.over_ranks = torch.compiler.disable(_over_ranks)
 
     def forward(self, x: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """Normalise x, (b, C, …), per channel; in train() mode on several ranks, every rank must call it."""
+        """Normalise x, (b, C, …), per channel; in train() mode on several ranks, every rank must call it.
+
+        timm's BatchNormAct2d has a dropout and an activation too, which are applied after the norm.
+        """
         if not (self.training and dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1):
             return super().forward(x)
         output = self.over_ranks(x)
@@ -60,12 +64,12 @@ class FrozenStatistics(_BatchNorm):
 
 
 class RunningStatistics:
-    """Saves (`read`) and restores (`write`) the running means and variances of all batch norms in train() mode.
+    """Saves (`read`) and restores (`write`) the running statistics of all batch norms in train() mode.
 
-    Every forward pass in training updates these statistics, but a skipped step and the second forward pass of a chunk
-    (which recomputes its embeddings) must not change them. towers: the module with the batch norms, in the modes that
-    they have in training when this object is made. own: the floating-point buffers computed from this rank's rows only
-    (model.batch_norm=per_chunk), which therefore differ between ranks.
+    These are means, variances and the count of batches. Every forward pass in training updates them, but a skipped step
+    and the second forward pass of a chunk (which recomputes its embeddings) must not change them. towers: the module
+    with the batch norms, in the modes that they have in training when this object is made. own: the floating-point
+    buffers computed from this rank's rows only (model.batch_norm=per_chunk), which therefore differ between ranks.
     """
 
     def __init__(self, towers: nn.Module) -> None:
@@ -106,8 +110,8 @@ def set_batch_norms(towers: nn.Module, choice: BatchNorm) -> None:
     """Make the batch norms of `towers` use the statistics that model.batch_norm=`choice` names, in place.
 
     The caller must put the towers in train() mode first, and must not call it twice for one tower. Norms in frozen
-    parts, which are in eval() mode, stay as they are. The class of a norm changes; the names of parameters and buffers
-    do not.
+    parts, which are in eval() mode, stay as they are. The class of a norm changes, except for per_chunk; the names of
+    parameters and buffers do not.
     """
     kind, _ = CHOICES[choice]
     for norm in batch_norms(towers) if kind else ():

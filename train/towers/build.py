@@ -44,12 +44,13 @@ def build_model(config: TrainConfig, load_pretrained: bool = True) -> TwoTowerMo
     """Build the model of a configuration: the towers that the keys of model.* describe, for its task and items.
 
     Returns an object of a subclass of TwoTowerModel (models.py), with the towers on torch's default device and in
-    train() mode. Parameters that the embeddings do not depend on are frozen. load_pretrained=False: build architectures
-    only, with random weights, because the weights come from a checkpoint. Random initial weights come from torch's
-    global generator. task=labelled needs config.run.classes, task=sequence may need config.run.inputs. Downloads
-    published weights that are not in the cache. Sets TOKENIZERS_PARALLELISM=false in the environment unless it is set,
-    and makes huggingface_hub use its cache only if the hub does not answer. Raises ConfigError for an unknown model,
-    weights that do not exist, inputs that a tower cannot take, or towers of different widths.
+    train() mode. Parameters that the embeddings do not depend on are frozen, except with task=language_model.
+    load_pretrained=False: build architectures only, with random weights, because the weights come from a checkpoint.
+    Random initial weights come from torch's global generator. task=labelled needs config.run.classes; task=sequence
+    needs config.run.inputs if its items are ids or frames. Downloads published files that are not in the cache. Sets
+    TOKENIZERS_PARALLELISM=false in the environment unless it is set. If downloads are expected (`may_download`) and the
+    hub does not answer, makes huggingface_hub use its cache alone in this process. Raises ConfigError for an unknown
+    model, weights that do not exist, inputs that a tower cannot take, or towers of different widths.
     """
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # its threads do not survive the loader's fork
     if may_download(config.model):
@@ -97,7 +98,7 @@ def build_text_pair(config: ModelConfig, load_pretrained: bool = True) -> TextPa
 def build_image_views(config: ModelConfig, load_pretrained: bool = True) -> ImageModel:
     """Build the model of task=views for images: one image tower for both sides, with the projection head model.head.
 
-    Arguments and errors are those of `build_image_text`.
+    With model.head=none the tower keeps its own projection. Arguments and errors are those of `build_image_text`.
     """
     tower, spec = build_image_tower(BuildContext(config, load_pretrained))
     return ImageModel(_one_tower(tower, config, partial(probe_images, tower, spec)), None, spec)
@@ -106,7 +107,7 @@ def build_image_views(config: ModelConfig, load_pretrained: bool = True) -> Imag
 def build_text_views(config: ModelConfig, load_pretrained: bool = True) -> TextPairModel:
     """Build the model of task=views for texts: one transformers encoder for both sides, with the head model.head.
 
-    Arguments and errors are those of `build_text_pair`.
+    With model.head=none the tower keeps its own projection. Arguments and errors are those of `build_text_pair`.
     """
     tower, tokenize = _text_encoder(config, load_pretrained)
     run_once = partial(probe, tower, tokenize(["a"], tokenize.limit), TOKENS_REFUSED)
@@ -154,8 +155,9 @@ def build_sequence(
 
     item_tower: a function from (config, load_pretrained, inputs) to a pair: the tower of an item, and the tokenizer or
     ImageSpec that prepares its inputs (None for ids and frames). inputs: run.inputs, the number of item ids or of
-    features of a frame; not used for texts and images. Other arguments, and errors, are those of `build_text_pair`;
-    also raises ConfigError for a width of contexts that the context network cannot have.
+    features of a frame; not used for texts and images. load_pretrained=False: build architectures only, with random
+    weights. Raises the errors of `item_tower`; also ConfigError for inputs that the tower of an item cannot take, and
+    for a transformer as context network whose width is not a multiple of its heads.
     """
     items, prepared = item_tower(config, load_pretrained, inputs)
     if isinstance(prepared, ImageSpec):
@@ -198,7 +200,7 @@ def _embed_dim(config: ModelConfig) -> int:
 def build_language_model(config: ModelConfig, load_pretrained: bool = True) -> LanguageModel:
     """Build the model of task=language_model: a y tower that scores answers to prompts, and an x tower that gives 1.
 
-    Arguments and errors are those of `build_text_pair`.
+    Arguments and errors are those of `build_likelihood`.
     """
     tower, tokenize = build_likelihood(config, load_pretrained)
     return LanguageModel(_pair(Tower(One(), nn.Identity()), tower, config), tokenize)
@@ -255,7 +257,11 @@ def _text_encoder(config: ModelConfig, load_pretrained: bool) -> tuple[Tower, Te
 
 
 def _saved_calibration(config: ModelConfig, load_pretrained: bool) -> Calibration | None:
-    """Return the logit scale and bias saved in an export of Dyad if the text tower is loaded from one, else None."""
+    """Return the logit scale and bias saved in the export of Dyad that the text tower is loaded from.
+
+    Returns None if the tower is not loaded from an export, or the export has no logit scale. Raises ConfigError as
+    `exported`.
+    """
     name = config.text.name or config.name
     trained = load_pretrained and not config.text.from_scratch
     return exported(name, f"model.text.name={name}")[1] if trained and name else None

@@ -1,8 +1,8 @@
 """Cache the features of a frozen trunk, so that each distinct input row is computed once while the cache has room.
 
 A frozen text tower would otherwise take two thirds of each step. The bits of a cached output must not depend on the
-other rows of its batch, or a resumed run would differ in its last bits: so missing rows are computed in blocks of one
-fixed shape.
+other rows of its batch, or a resumed run would differ in its last bits: so missing rows are computed in blocks of a
+fixed number of rows, texts in blocks of one length.
 
 The key of a row is a hash of its bytes. Content keys of a batch cannot serve as keys: an image is augmented anew each
 time, and captions of different words may share a content key (data.text_key). On a GPU the hash needs a copy of the
@@ -27,10 +27,11 @@ CAPACITY = {"cpu": 512 << 20, "cuda": 0}  # bytes, by type of device, with model
 class FrozenCache:
     """Caches the output of a frozen trunk for each input row, under a hash of the row's bytes.
 
-    capacity: bytes of outputs to hold; once they are used up, further outputs are computed every time. 0: nothing is
-    cached, hashed or copied to the host. None: CAPACITY of the inputs' device. texts: for inputs that are rows of
-    tokens, (a function from token ids to the number of tokens of each row, the id of padding); rows are cut to
-    `padded_length` and computed with rows of equal length. None: inputs are no texts, or texts that are never cut.
+    capacity: bytes of outputs to hold; once they are used up, further outputs are computed every time. 0: no output is
+    cached, and inputs are neither hashed nor copied to the host. None: CAPACITY of the inputs' device. texts: for
+    inputs that are rows of tokens, (a function from token ids to the number of tokens of each row, the id of padding);
+    rows are cut to `padded_length` and computed with rows of equal length. None: inputs are no texts, or texts that are
+    never cut.
     """
 
     def __init__(self, capacity: int | None, texts: tuple[Callable[[Tensor], Lengths], int] | None = None) -> None:
@@ -44,11 +45,11 @@ class FrozenCache:
     ) -> Tensor:
         """Return compute(inputs), (b, …), without gradient, taking rows from the cache where possible.
 
-        compute: the frozen part of a tower; for texts it also gets the lengths of the rows, if they are known, as its
+        compute: the frozen part of a tower; if `texts` is set, it also gets the number of tokens of each row, as its
         second argument. inputs: pixels (b, 3, S, S), S the side in pixels, or token ids (b, L). depends_on(): a key of
         all that the outputs depend on besides `inputs` (precision, weights); when it changes, the cache is emptied.
-        counts: the number of tokens of each row of texts; None: no texts, or to be counted here by `texts`. With a
-        capacity above 0 the bits of a row's output do not depend on the other rows.
+        counts: the number of tokens of each row of texts, not used if `texts` is None; None: no texts, or to be counted
+        here by `texts`. With a capacity above 0 the bits of a row's output do not depend on the other rows.
         """
         if self.texts is None:
             counts = None

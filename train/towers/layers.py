@@ -48,7 +48,8 @@ def checkpoint_activations(model: Any) -> None:
     """Make a model of open_clip, timm or transformers, in place, recompute activations in the backward pass.
 
     This is activation checkpointing, for model.grad_checkpointing=true: less memory, more time, the same gradients. If
-    the model does not support it, the library raises an error of its own, such as ValueError or AttributeError.
+    the model does not support it, the library raises an error of its own, such as ValueError, AssertionError or
+    AttributeError; open_clip's ModifiedResNet and TimmModel raise none, and recompute nothing.
     """
     if hasattr(model, "set_grad_checkpointing"):  # open_clip and timm
         model.set_grad_checkpointing(True)
@@ -60,7 +61,8 @@ def checkpoint_activations(model: Any) -> None:
 def layer_stack(model: nn.Module) -> list[nn.Module]:
     """Return the layers of a model of transformers in order: its longest nn.ModuleList as a list; without one, [model].
 
-    The configuration keys unlocked_layers and unlocked_groups count these layers, from the last.
+    For a model of transformers, model.text.unlocked_layers and model.image.unlocked_groups count these layers, from the
+    last.
     """
     lists = [list(module) for module in model.modules() if isinstance(module, nn.ModuleList)]
     return max(lists, key=len, default=[model])
@@ -69,8 +71,9 @@ def layer_stack(model: nn.Module) -> list[nn.Module]:
 def freeze(trunk: nn.Module, parts: Sequence[nn.Module], count: int) -> None:
     """Freeze `trunk` except for the last `count` layers of `parts` and the parameters after them in trunk.parameters().
 
-    parts: layers of the trunk, in the order in which trunk.parameters() yields their parameters; at least one with
-    parameters unless `count` is 0. count=0 freezes all; a count above the number of parts keeps all parts.
+    parts: layers of the trunk, in the order in which trunk.parameters() yields their parameters; unless `count` is 0
+    there must be at least one, and each must have parameters. count=0 freezes all. A count above the number of parts
+    freezes only what comes before the first part.
     """
     trunk.requires_grad_(False)
     if count > 0:

@@ -13,10 +13,10 @@ from dyad.train.towers.tower import TwoTower
 class TwoTowerModel:
     """A model of two towers, which embed the two sides of a pair, and the tokenizer of their texts.
 
-    tokenize: converts n texts to token ids, int64 (n, L), where L counts tokens; None if no tower takes texts. If
-    x_tower takes no texts and y_tower holds vectors of classes, tokenize is a ClassNumbers, which converts n names of
-    classes to their numbers, int64 (n,). calibration: the logit scale and bias with which pretrained weights of both
-    towers were trained; None: not known.
+    tokenize: converts n texts to token ids, int64 (n, L), where L counts tokens. If no tower takes texts, tokenize is
+    None, unless y_tower holds vectors of classes: then it is a ClassNumbers, which converts n names of classes to their
+    numbers, int64 (n,). calibration: the logit scale and bias with which pretrained weights of both towers were
+    trained; None: not known.
     """
 
     towers: TwoTower
@@ -59,9 +59,9 @@ class TextPairModel(TwoTowerModel):
 class LanguageModel(TwoTowerModel):
     """A model whose y_tower scores answers to prompts, (n, 1), and whose x_tower gives 1 for every row.
 
-    tokenize: a PromptTokenizer, (prompts, answers, length of the longest prompt, of the longest answer) → int64 (n, 1 +
-    L). Lengths and L count tokens. Column 0 is the number of tokens of the prompt; the tokens of prompt and answer
-    follow, padded on the right.
+    tokenize: a PromptTokenizer, (prompts, answers, most tokens of a prompt, most tokens of an answer) → int64 (n, 1 +
+    L), where L counts tokens; longer texts are cut. Column 0 is the number of tokens of the prompt; the tokens of
+    prompt and answer follow, padded on the right.
     """
 
 

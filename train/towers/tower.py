@@ -23,8 +23,9 @@ class Tower(nn.Module):
 
     Embeddings are not normalised: objectives and evaluation normalise them. prepare=None: the trunk gets the inputs
     unchanged. If the trunk has parameters, and none trains when the tower is made, its outputs are cached (FrozenCache)
-    and have no autograd graph. Modules of the trunk whose parameters are all frozen stay in eval() mode. cache_mb: size
-    of the cache in MiB (model.frozen_cache_mb); 0: nothing is cached; None: a default by device.
+    and have no autograd graph. Modules of the trunk that have parameters, all of them frozen, stay in eval() mode, with
+    all modules in them. cache_mb: size of the cache in MiB (model.frozen_cache_mb); 0: nothing is cached; None: 512 on
+    CPUs, 0 on GPUs.
     """
 
     def __init__(
@@ -39,8 +40,8 @@ class Tower(nn.Module):
     def forward(self, inputs: Tensor, lengths: Lengths | None = None) -> Tensor:
         """Embed inputs (b, …) as (b, D).
 
-        lengths: for texts, the number of tokens of each row, int64 (b,) in NumPy; None: the inputs are no texts, or the
-        tokens are to be counted here.
+        lengths: for texts, the number of tokens of each row that the trunk needs, int64 (b,) in NumPy; None: the inputs
+        are no texts, the trunk needs all tokens, or they are to be counted here.
         """
         if self._frozen_cache is None:
             return self.projection(self._features(inputs, lengths))
@@ -53,8 +54,8 @@ class Tower(nn.Module):
     def features(self, inputs: Tensor, lengths: Lengths | None = None) -> Tensor:
         """Return the outputs of the trunk for `inputs` (b, …), before the projection, without use of the cache.
 
-        They are (b, H), or feature maps (b, C, H, W) of a trunk that does not pool, with an autograd graph if gradients
-        are on. lengths: as in forward.
+        They are (b, H), or feature maps (b, C, H, W) of a trunk that does not pool. They have an autograd graph if
+        gradients are on and parameters of the trunk train. lengths: as in forward.
         """
         return self._features(inputs, lengths)
 
@@ -71,7 +72,7 @@ class Tower(nn.Module):
         return (precision_of(device), *((t.data_ptr(), t._version) for t in weights))
 
     def train(self, mode: bool = True) -> Tower:
-        """Set the mode of the tower; modules of the trunk whose parameters are all frozen stay in eval() mode."""
+        """Set the mode of the tower, except for frozen modules of the trunk, which stay in eval() mode (see Tower)."""
         super().train(mode)
         for module in self.trunk.modules():
             if _is_frozen(module):

@@ -1,6 +1,6 @@
 """Find the width of a tower's embeddings and the parameters that they depend on, by one run of the tower.
 
-It is on the meta device where the tower can run there.
+The run is on the meta device if the tower can run there.
 """
 
 import copy
@@ -17,7 +17,10 @@ from dyad.train.towers.tower import Tower
 
 
 def probe_images(tower: Tower, spec: ImageSpec) -> int:
-    """Call `probe` for an image tower, with one black image of the size of `spec`; effects and errors are the same."""
+    """Return the result of `probe` for an image tower and one black image of the size of `spec`.
+
+    Effects and errors are those of `probe`.
+    """
     image = torch.zeros(1, 3, spec.size, spec.size, dtype=torch.uint8)
     return probe(tower, image, f"model.image: this tower cannot take images of {spec.size} x {spec.size}")
 

@@ -49,9 +49,9 @@ def build_image_tower(context: BuildContext) -> tuple[Tower, ImageSpec]:
 def _faster_channels_last(trunk: nn.Module) -> bool:
     """Whether a trunk is faster on a CPU in float32 with channels-last pixels, and as exact.
 
-    This is so for trunks with convolutions and without batch norms. Channels-last convolutions take two thirds of the
-    time in float32 (tests/benchmarks/RESULTS.md), but not in bf16. torch's batch norms compute mean and variance of
-    channels-last inputs with six times the error.
+    This is so for trunks with convolutions of feature maps (`convolves`) and without batch norms. Channels-last
+    convolutions take two thirds of the time in float32 (tests/benchmarks/RESULTS.md), but not in bf16. torch's batch
+    norms compute mean and variance of channels-last inputs with six times the error.
     """
     return convolves(trunk) and not any(isinstance(module, _BatchNorm) for module in trunk.modules())
 

@@ -14,7 +14,8 @@ class NormalizePixels(nn.Module):
 
     The result has the dtype of autocast if that is on, else that of the buffers. Values are computed in the dtype of
     the buffers and rounded once, without a copy of the whole batch in that dtype. spec: gives mean and std.
-    channels_last: whether a float32 result on a CPU is channels-last; other results have the layout of the input.
+    channels_last: whether a float32 result on a CPU is channels-last, outside of torch.compile; other results have the
+    layout of the input.
     """
 
     mean: Tensor

@@ -60,7 +60,7 @@ def exported(name: str, source: str = "") -> tuple[dict[str, Any], Calibration |
     The keys are dotted, such as "objective.similarity". The Calibration is None if the objective had no temperature.
     Returns ({}, None) for a model without this file, and for one that cannot be reached. name: a folder,
     pkg:PACKAGE/FOLDER or a published model, of which the file is downloaded if the hub's cache lacks it. source: as in
-    Calibration. Raises ConfigError for a damaged file, or one of which a link leads out of its folder.
+    Calibration. Raises ConfigError for a damaged file, and for a link that leads out of the folder.
     """
     path = file_of(name, SETTINGS, fetch=True)
     saved = {} if path is None else read_json(path)

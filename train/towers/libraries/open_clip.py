@@ -98,9 +98,10 @@ class BuildContext:
     def calibration(self) -> Calibration | None:
         """The logit scale and bias in the pretrained weights from which both towers come.
 
-        None if the towers come from different models or weights, the weights are random, or they have no logit scale.
-        For a model of transformers, read it after the towers are built; before, it is None. For a model of open_clip,
-        reading it creates the model, and raises the errors of open_clip_model.
+        None if the towers come from different models or weights, the weights are random, or they have no logit scale;
+        also if model.embed_dim gives towers of transformers new projections. For a model of transformers, read it after
+        the towers are built; before, it is None. For a model of open_clip, reading it creates the model, and raises the
+        errors of open_clip_model.
         """
         kinds, (name, weights) = (self.config.image.kind, self.config.text.kind), self.image_model
         if kinds == (ImageTower.open_clip, TextTower.open_clip) and self.image_model == self.text_model:
@@ -117,9 +118,10 @@ class BuildContext:
 
         trunk: the image or text part of an open_clip model; its projection is removed in place, so call this once. A
         trunk without projection gives nn.Identity. frozen: whether to freeze the trunk except for its last n layer
-        groups, of which open_clip counts the projection as the last; n is the value of the configuration key `key`,
-        such as "model.image.unlocked_groups". The projection always trains. model.grad_checkpointing is applied too.
-        Raises ConfigError for a trunk that open_clip cannot freeze, KeyError for one of a class not in PROJECTIONS.
+        groups, as open_clip counts them: in a VisionTransformer or TextTransformer the projection is the last group; n
+        is the value of the configuration key `key`, such as "model.image.unlocked_groups". The projection always
+        trains. model.grad_checkpointing is applied too. Raises ConfigError for a trunk that open_clip cannot freeze,
+        KeyError for one of a class not in PROJECTIONS.
         """
         if self.config.grad_checkpointing:
             checkpoint_activations(trunk)
@@ -148,8 +150,8 @@ class BuildContext:
         """Return the open_clip configuration (model_cfg) of the model that both towers come from.
 
         An image size and a context length that the user has set replace those of the model. quick_gelu is set if the
-        image tower's published weights need it. Returns None unless both towers are of kind open_clip and have models
-        of one name. Raises ConfigError for an unknown model.
+        image tower's published weights need it and model.activation=published. Returns None unless both towers are of
+        kind open_clip and have models of one name. Raises ConfigError for an unknown model.
         """
         image, text = self.config.image, self.config.text
         kinds = (image.kind, text.kind)

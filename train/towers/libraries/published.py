@@ -1,7 +1,7 @@
 """Find and check the files of models from elsewhere: local folders, or models published on the Hugging Face hub.
 
-Code that comes with a model is never run. NAME@REVISION names one commit of a published model, which cannot change.
-This module does not import torch.
+Code that comes with a model is never run. NAME@COMMIT names one commit of a published model, which cannot change. This
+module does not import torch.
 """
 
 import importlib.util
@@ -181,7 +181,8 @@ def _settings(name: str, file: str) -> dict[str, Any]:
 def may_download(config: ModelConfig) -> bool:
     """Whether building the towers of `config` may download files: it names published weights or a published model.
 
-    A name counts if it is neither a path that exists here nor a pkg: name, even if its files are in the cache.
+    A name counts if it is neither a path that exists here nor a pkg: name, even if its files are in the cache. A model
+    of the hub from which an open_clip model takes its tokenizer or text encoder does not count.
     """
     named = [config.pretrained, config.image.pretrained, config.text.pretrained]
     names = config.name, config.image.name, config.text.name

@@ -62,7 +62,8 @@ def sentence_folder(name: str, fetch: bool = False) -> SentenceFolder | None:
 
     name: a folder, pkg:PACKAGE/FOLDER or a published model. fetch: download files of a published model that the local
     cache of the Hugging Face hub lacks; without it, a file that the cache lacks counts as not there. Prompts that are
-    no texts are left out. Raises ConfigError for modules that we do not support, a truncate_dim, and damaged files.
+    no texts are left out. Raises ConfigError for modules and settings that we do not support, such as a truncate_dim,
+    and for damaged files. Settings that a key cannot express raise nothing here; see `refused`.
     """
     if (path := file_of(name, MODULES, fetch)) is None:
         return None
@@ -139,11 +140,12 @@ def fill_defaults(config: DictConfig) -> None:
     """Set, in place, each key of OPEN that has no value yet, because the user left it unset.
 
     OPEN holds the keys that may take their default from a SentenceTransformer folder. The value comes from the folder
-    of the text tower if the task takes it from there (OF_TASK), else from the default of the configuration's dataclass.
-    With an objective of scored pairs both prefixes are the folder's default prompt, if it has one, as its library's
-    losses and its evaluation of such pairs use no prompt of questions or passages.
-    Files of a published model are downloaded. Raises ConfigError for a setting of the folder that our key cannot
-    express, and for a damaged or unsupported folder whose settings are needed.
+    of the text tower if the folder has one and the task takes it from there (OF_TASK), else from the default of the
+    configuration's dataclass; so does model.text.dense if model.embed_dim is set. With an objective of scored pairs
+    both prefixes are the folder's default prompt, or "" if it has none, as its library's losses and its evaluation of
+    such pairs use no prompt of questions or passages. Files of a published model are downloaded. Raises ConfigError for
+    a setting of the folder that our key cannot express, and for a damaged or unsupported folder whose settings are
+    needed.
     """
     open_keys = sorted(OmegaConf.missing_keys(config) & OPEN)
     try:
@@ -186,9 +188,10 @@ def open_schema(config: Any, prefix: str = "") -> DictConfig:
 def describe_choices(config: TrainConfig) -> Iterator[str]:
     """Yield lines for the log on the settings of the text tower's SentenceTransformer folder.
 
-    The lines name the folder's settings that the run uses and those that the user overrides, and warn of a temperature
-    that does not suit the folder's cosine similarity. For a folder or published model whose settings cannot be read,
-    they say why only its transformers encoder is used. Any other model yields nothing. Nothing is downloaded.
+    The lines name the folder's settings that the run uses and those for which it has other values, and warn of a
+    temperature that does not suit the run's cosine similarity, if the folder names a similarity. For a folder or
+    published model whose settings cannot be read, they say why only its transformers encoder is used. Any other model
+    yields nothing. Nothing is downloaded.
     """
     name = config.model.text.name
     try:

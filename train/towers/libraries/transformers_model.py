@@ -94,8 +94,8 @@ def load_companion(key: str, name: str, companion: str) -> Any:
     """Load the tokenizer or image processor that comes with a model of transformers.
 
     companion: the class of transformers that loads it, "AutoTokenizer" or "AutoImageProcessor". key, name: as in
-    `load_model`, which also says what is checked. Files that the hub's cache lacks are downloaded. Raises ConfigError
-    when loading fails.
+    `load_model`. Files that the hub's cache lacks are downloaded. Raises ConfigError when loading fails, and for files
+    that `_checked` refuses.
     """
     import transformers
 
@@ -114,7 +114,8 @@ def load_model(key: str, name: str, pretrained: bool, kind: str = "AutoModel") -
     lacks are downloaded. Turns off the progress bars of transformers for this process. kind: the class of transformers
     that loads the model, "AutoModelForCausalLM" for a causal language model. No file of the model can choose code to
     run, neither a class that comes with the model nor an attention kernel. Raises ConfigError when loading fails, for
-    weights that are a pickle, and for a model that is larger than the machine's memory.
+    files that `_checked` refuses, for weights that are a pickle, and for a model that as float32 is larger than the
+    machine's memory, unless it is memory-mapped or on the meta device.
     """
     import transformers
 

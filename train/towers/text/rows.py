@@ -49,7 +49,8 @@ def sequence_sizes(places: Lengths) -> Lengths:
 def padded_length(longest: int, limit: int, step: int = LENGTH_STEP) -> int:
     """Return the length in tokens to which to pad rows of up to `longest` tokens.
 
-    It is the next multiple of `step`, at most `limit`. Rounding keeps the number of different shapes small.
+    It is `longest` rounded up to a multiple of `step`, at most `limit`. Rounding keeps the number of different shapes
+    small.
     """
     return min(-(-longest // step) * step, limit)
 
@@ -63,11 +64,11 @@ class Grouped(nn.Module, ABC):
     """Embeds token ids (b, L) as (b, H), in groups of rows of similar length, cut to the longest row of each group.
 
     A subclass defines encode_group, which embeds a group, and count, a function from token ids (b, L) to the number of
-    tokens that each row needs, int64 (b,) in NumPy, which the loader calls too. The embedding of a row must depend only
-    on the tokens that it needs, its first ones, so that grouping changes nothing but the speed. fills: a token id that
-    can stand behind the needed tokens without changing the embedding, such as padding. grouped: whether to group rows
-    by length; False: one call of encode_group, cut to the longest row. one_length: whether rows are neither grouped nor
-    cut.
+    tokens that each row needs, int64 (b,) in NumPy, which the loader calls too. The length of a group may be rounded up
+    (`_step`). The embedding of a row must depend only on the tokens that it needs, its first ones, so that grouping
+    changes nothing but the speed. fills: a token id that can stand behind the needed tokens without changing the
+    embedding, such as padding. grouped: whether to group rows by length; False: one call of encode_group, cut to the
+    longest row. one_length: whether rows are neither grouped nor cut.
     """
 
     count: Callable[[Tensor], Lengths]

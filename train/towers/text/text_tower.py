@@ -105,9 +105,9 @@ class TextTokenizer:
     def __call__(self, texts: list[str], length: int, pairs: list[str] | None = None) -> Tensor:
         """Convert n texts, or n pairs of texts, to token ids int64 (n, L), truncated, with PADDING on the right.
 
-        length: the most tokens of a row. pairs: the second text of each pair, None for single texts; the longer text of
-        a pair is truncated. L: the longest row, rounded up to a multiple of 8, at most `length`. Raises ConfigError for
-        a `length` that this model does not take.
+        length: the most tokens of a row. pairs: the second text of each pair, None for single texts; a pair that is too
+        long loses tokens one by one, each from its longer text. L: the longest row, rounded up to a multiple of 8, at
+        most `length`. Raises ConfigError for a `length` that this model does not take.
         """
         least = self.tokenizer.num_special_tokens_to_add(pairs is not None) + 1
         if not least <= length <= self.limit:
@@ -149,7 +149,7 @@ def _full_lengths(tokenizer: Any, texts: list[str], pairs: list[str] | None = No
 
 
 class CausalText(Grouped):
-    """open_clip's causal TextTransformer, run at the length of its batch in place of the full context length.
+    """open_clip's causal TextTransformer, run on groups of rows, cut as Grouped does, not at the full context length.
 
     `cut_to_batch` turns a tower of open_clip into one. The model pools the state at the end of the text, and no state
     depends on later tokens, so rows can be cut. open_clip itself runs every text at the full context length, mostly 77
@@ -168,7 +168,7 @@ class CausalText(Grouped):
 
 
 class MaskedText(Grouped):
-    """open_clip's HFTextEncoder, run at the length of its batch in place of the full context length.
+    """open_clip's HFTextEncoder, run on groups of rows, cut as Grouped does, not at the full context length.
 
     `cut_to_batch` turns a tower of open_clip into one. The encoder masks padding and its pooler is one of MASKED, so
     padding changes no embedding, and rows can be cut.
@@ -179,7 +179,7 @@ class MaskedText(Grouped):
 
 
 def cut_to_batch(trunk: Any) -> nn.Module:
-    """Make a text tower of open_clip, in place, run at the length of its batch, as Grouped does; return the tower.
+    """Make a text tower of open_clip, in place, group and cut its rows as Grouped does; return the tower.
 
     The names of its weights do not change. These towers stay as they are: a TextTransformer in which every token
     attends to all others (SigLIP), which pools the first, the last or every state of a row, or which has a class token
@@ -297,7 +297,8 @@ def build_likelihood(config: ModelConfig, load_pretrained: bool) -> tuple[Tower,
 def _set_training(encoder: nn.Module, config: ModelConfig) -> None:
     """Apply model.grad_checkpointing, model.text.frozen and model.text.lora_rank to a text encoder, in place.
 
-    Raises ConfigError as `add_adapters` (adapters.py).
+    Raises ConfigError as `add_adapters` (adapters.py), and the error of transformers, such as ValueError, for
+    grad_checkpointing of an encoder that does not support it.
     """
     if config.grad_checkpointing:
         checkpoint_activations(encoder)
@@ -322,9 +323,9 @@ def _set_padding(tokenizer: Any, side: str) -> int:
 def _dense(name: str, width: int, pretrained: bool) -> nn.Module:
     """Return the Dense modules of a SentenceTransformer folder: a linear layer, or several modules one after the other.
 
-    name: the folder or published model. width: the input width. pretrained: load the weights; else they are random.
-    Raises ConfigError when the folder has no Dense module, or one that is no plain linear layer with an activation of
-    ACTIVATIONS.
+    name: the folder or published model; of the latter, only files in the hub's cache are found. width: the input width.
+    pretrained: load the weights; else they are random, but the files must exist. Raises ConfigError when no Dense
+    module is found, and for one that is no plain linear layer with an activation of ACTIVATIONS.
     """
     folder = sentence_folder(name) or SentenceFolder(name)
     if not folder.dense:
@@ -345,8 +346,8 @@ def _limit(config: ModelConfig, encoder: Any, tokenizer: Any) -> int:
     """Return the most tokens of a text that the tower takes.
 
     The limit is model.text.context_length, else the number of position embeddings, else the tokenizer's limit, else
-    512. Raises ConfigError for a context_length above the number of position embeddings, or without room for a token
-    beside the special ones.
+    512; numbers of 2²⁰ or more count as no limit. Raises ConfigError for a context_length above the number of position
+    embeddings, or without room for a token beside the special ones.
     """
     positions = positions_of(encoder)
     own = next((n for n in (positions, tokenizer.model_max_length) if n and n < 1 << 20), LONGEST)
