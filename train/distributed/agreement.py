@@ -32,7 +32,7 @@ def raise_on_all(world: World, work: Callable[[], T]) -> T:
 
 
 def only_on(world: World, chosen: bool, work: Callable[[], T]) -> T | None:
-    """Run `work` on the ranks that pass chosen=True while the others wait; the others get None.
+    """Run `work` on the ranks that pass chosen=True while the others wait; return its result, on the others None.
 
     Every rank must call it. `work` may take any time, longer than the timeout of collectives too, as a thread of each
     working rank reports to the others every BEAT_SECONDS. So `work` must not communicate between ranks itself. An error

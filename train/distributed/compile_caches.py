@@ -1,4 +1,4 @@
-"""Put the kernels that Triton and torch.compile have compiled on a local disk, in a folder of this user alone.
+"""Put the kernels that Triton and torch.compile compile into a folder of this user alone, if possible on a local disk.
 
 By default, Triton writes to the home folder, which many ranks may share over a network, and torch.compile to a folder
 of /tmp whose name another user can guess and take first. Files in these folders are executed.
@@ -17,8 +17,9 @@ def use_local_caches() -> None:
     """Set the environment variables of VARIABLES to folders for compiled kernels, unless the user has set them.
 
     Call it before torch.compile or Triton compile anything; child processes get the variables too. The folders are in
-    dyad-<user id> in $TMPDIR or /tmp, which is made; or in dyad/compiled in the user's cache (~/.cache) if another user
-    could change the former or libraries could not be loaded from it. Also switches torch's precompiled C++ headers off.
+    dyad-<user id> in $TMPDIR or /tmp, which is made; or in dyad/compiled in the user's cache (~/.cache) if the former
+    cannot be made, another user could read or change it, or libraries could not be loaded from it. Also switches
+    torch's precompiled C++ headers off.
     """
     home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "dyad/compiled"
     folder = _private_folder(Path(tempfile.gettempdir())) or home
@@ -29,7 +30,7 @@ def use_local_caches() -> None:
 
 
 def describe_caches() -> str:
-    """Return a line that says where compiled kernels are kept. Raises KeyError before `use_local_caches` was called."""
+    """Return a line that says where compiled kernels are kept. Call it after `use_local_caches`."""
     return f"compiled kernels are kept in {', '.join(f'{name}={os.environ[name]}' for name in VARIABLES)}"
 
 

@@ -45,8 +45,8 @@ def check_same_weights(world: World, named: Mapping[str, Tensor], step: int, sha
     named: at least one tensor, with the same names in the same order on all ranks; of a sharded tensor (DTensor), the
     part of this rank. shards: how many ranks share one copy of the weights, a divisor of the number of ranks; then rank
     r is compared with r ± shards, r ± 2 shards, …. step: number of finished steps, for the message. The error has the
-    differing ranks in `ranks`; only rank 0 prints it. Every rank must call it. A rank sends one int64 checksum if all
-    ranks agree, and one per tensor if they do not.
+    differing ranks in `ranks`; only rank 0 prints it. Every rank must call it. Not the bits but checksums of them are
+    compared (`bit_sum`): a rank sends one int64 number for all its tensors, and one per tensor if ranks differ.
     """
     sums_n = torch.stack([bit_sum(tensor) for tensor in named.values()])
     # Odd weights 1, 3, 5, … are invertible modulo 2⁶⁴, so that a difference in one tensor always changes the digest.

@@ -1,7 +1,8 @@
-"""Data parallelism of the towers: gradients are averaged over ranks once per step, in a tower's last backward pass.
+"""Data parallelism of the towers: gradients are averaged over ranks once per step, in or after the last backward pass.
 
-Towers are wrapped in DistributedDataParallel (DDP) here, or were sharded before (FSDP2, sharding.py). With compile=true
-they also go through torch.compile here; a sharded tower has compiled layers instead.
+Those of one loss are averaged in a tower's last backward pass, those of several losses after it. Towers are wrapped in
+DistributedDataParallel (DDP) here, or were sharded before (FSDP2, sharding.py). With compile=true they also go through
+torch.compile here; a sharded tower has compiled layers instead.
 """
 
 import warnings

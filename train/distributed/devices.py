@@ -84,7 +84,7 @@ def chosen_precision(precision: Precision, device: torch.device) -> Precision:
 
 
 def emulates_bf16(device: torch.device) -> bool:
-    """Whether `device` is a CPU without instructions for bf16, on which bf16 is many times slower than fp32."""
+    """Whether `device` is a CPU of torch's capability DEFAULT or AVX2, where bf16 is many times slower than fp32."""
     return device.type == "cpu" and torch.backends.cpu.get_cpu_capability() in ("DEFAULT", "AVX2")
 
 

@@ -36,7 +36,8 @@ class PeerFailure(HardwareError):
     """The error of a rank whose communication failed because another rank failed or is gone.
 
     Only one rank of the job prints a message: the rank whose own error was the cause, else the lowest that is left. On
-    the others `printed_elsewhere` is True. ranks: those that failed, are gone, or did not come.
+    the others `printed_elsewhere` is True. If the TCPStore is gone, each rank that is left prints one. ranks: those
+    that failed, are gone, or did not come.
     """
 
 
@@ -79,9 +80,10 @@ def report_failures(world: World, stage: Callable[[], str] = lambda: "a collecti
 
     An error of communication that another rank caused becomes PeerFailure, which names the ranks that did not reach
     this stage within the timeout. Another error, raised by this rank alone, is written to the TCPStore (torch's
-    key-value store), so that the other ranks exit with the same code and print nothing; then it is raised again. An
-    error after an abort may follow from undefined results of collectives: it is not written, and becomes PeerFailure.
-    Errors that all ranks raise together, KeyboardInterrupt, and errors of a single process pass unchanged. stage:
+    key-value store), so that the other ranks exit with the same code and print nothing; then it is raised again. If
+    another rank wrote its error first, that of this rank may follow from it, and becomes PeerFailure. An error after an
+    abort may follow from undefined results of collectives: it is not written, and becomes PeerFailure. Errors that all
+    ranks raise together, KeyboardInterrupt, and errors of a single process pass unchanged. stage:
     returns what this rank is doing, for the message. Blocks may be nested: the innermost one reports. From a reported
     error on, the process ignores SIGTERM, SIGUSR1 and SIGHUP.
     """
@@ -188,8 +190,9 @@ def _exchange_reports(world: World, cause: Cause | None = None) -> RankReports:
 def _peer_failure(world: World, stage: str, reason: str, reports: RankReports) -> PeerFailure:
     """Make the PeerFailure (error) of a rank whose communication with other ranks failed.
 
-    All surviving ranks raise one; the lowest of them prints it. stage: what this rank was doing. reason: the first line
-    of the error of the failed communication. reports: what the ranks wrote to the TCPStore.
+    All surviving ranks raise one, and the lowest of them prints it; none of them, if a rank wrote its own error, which
+    that rank prints; each of them, if the TCPStore is gone. stage: what this rank was doing. reason: the first line of
+    the error of the failed communication. reports: what the ranks wrote to the TCPStore.
     """
     if reports.cause:
         return _printed_by_another(reports.cause)

@@ -92,9 +92,9 @@ class Listener:
     The thread polls the alarm in the TCPStore over a connection of its own. After an alarm it aborts the process groups
     of this rank, so that the main thread gets an error. Unless `stop` is called within STUCK_SECONDS (LEAVE_SECONDS
     more if the main thread has registered its failure), the thread ends the process, with the exit code of the first
-    error that a rank wrote. If the store is gone, the thread only aborts the process groups. Does nothing with one
-    rank. timeout: seconds that connecting to the store may take. The constructor starts the thread, and raises
-    RuntimeError if the store does not answer.
+    error that a rank wrote, or HARDWARE if none wrote one. If the store is gone, the thread only aborts the process
+    groups. Does nothing with one rank. timeout: seconds that connecting to the store may take. The constructor starts
+    the thread, and raises RuntimeError if the store does not answer.
     """
 
     _groups = count()  # numbers the process groups: a sweep makes several, and a rank may leave an old one late
@@ -113,7 +113,7 @@ class Listener:
             self._thread.join(CONNECT_SECONDS)
 
     def stop_together(self) -> None:
-        """Stop the thread at the end of a run without failure. Every rank must call it.
+        """Stop the thread at the end of a run, or after an error that all ranks raise. Every rank must call it.
 
         Rank 0 waits until all have stopped, at most STUCK_SECONDS: the TCPStore may end with its process, and a rank
         that still listens would take that for a failure.

@@ -1,6 +1,7 @@
 """Stop requests: SIGTERM, SIGINT, SIGUSR1 and SIGHUP set a flag, which is read between two steps and during encoding.
 
-Then the evaluation or the data raise Stopped, and `fit` of train/step/loop.py saves the last checkpoint.
+`fit` of train/step/loop.py then saves the last checkpoint. Encoding, for an evaluation or for mining, raises Stopped.
+Before the training loop there is nothing to save, and StartupStop handles the signals, except SIGINT.
 
 SIGHUP (sent when a terminal is closed) is left alone if it is ignored at the start, as `nohup` sets it.
 """

@@ -1,4 +1,4 @@
-"""Rank, world size and device of this process, and collectives. Without torchrun or SLURM the world size is 1."""
+"""Rank, world size and device of this process, and collectives. Without torchrun the world size is 1."""
 
 import os
 import socket
@@ -68,9 +68,9 @@ def init_world(timeout: float, cpu: bool = False) -> World:
 
     The backend is NCCL on GPUs, gloo on CPUs. Every process of the job must call it; after `shutdown` it may be called
     again. timeout: seconds that processes may take to join, and that a collective may wait until `set_timeout` changes
-    it. cpu: use no GPU. Sets NCCL's environment variables, unless the user has set them. Raises HardwareError, naming
-    the rank or the machine, when the group cannot be formed, a machine has more processes than GPUs, or torch cannot
-    use its GPUs; ConfigError for several tasks of srun without torchrun.
+    it. cpu: use no GPU. Sets environment variables that say what NCCL does after a failure, unless the user has set
+    them. Raises HardwareError, naming the rank or the machine, when the group cannot be formed, a machine has more
+    processes than GPUs, or torch cannot use its GPUs; ConfigError for several tasks of srun without torchrun.
     """
     from accelerate import PartialState
 

@@ -1,1 +1,1 @@
-"""Watch a run for slow ranks (stragglers), loss spikes, bad samples, and weights that differ between ranks."""
+"""Watch a run for slow ranks, loss spikes, bad samples and weights that differ; measure its time, memory and FLOPs."""

@@ -2,8 +2,8 @@
 
 data/loading/replacement.py replaces them. Each rank knows those that were replaced in its own batches. The ranks share
 them when a step is logged and before a checkpoint, so a run stops at most tracking.every steps late. The limits look
-only at the samples' positions in the training order, so the result depends neither on the number of ranks nor on where
-the run was stopped and resumed.
+only at the samples' positions in the training order. So the result depends neither on the number of ranks nor on where
+the run was stopped and resumed, except in streams, whose order depends on both.
 """
 
 from collections.abc import Callable, Mapping
@@ -85,7 +85,7 @@ class BadSampleCounter:
             self._count(position, step, bad)
 
     def _count(self, position: int, step: int, bad: BadSample) -> None:
-        """Count one bad sample. Raises DataError if the count reaches data.bad_in_a_row or exceeds data.bad_share.
+        """Count one bad sample. Raises DataError at a limit, data.bad_in_a_row or data.bad_share, as `check` says.
 
         position: place in the training order; a replacement that is bad itself counts at the place of the sample that
         it replaces. step: finished optimiser steps, for the message.

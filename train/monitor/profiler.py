@@ -31,7 +31,8 @@ def traced(step: Callable, count: int, folder: Path, rank: int, report: Callable
     The function returns what `step` returns. The first UNTRACED calls are not traced. After the last traced call, or at
     the end of the block if that is earlier, trace_rank<rank>.json.gz and summary_rank<rank>.txt are written to
     `folder`, which is made; its parent must exist. report: called with the metrics of `summary`, name → number. log:
-    called with a line that says where the files are, or why they could not be written; no error is raised then.
+    called with a line that says where the files are, or why there is no summary; no error is raised then. If there were
+    fewer than UNTRACED calls, nothing is written, and neither is called.
     """
 
     calls = 0

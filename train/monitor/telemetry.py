@@ -43,8 +43,8 @@ class Telemetry:
         On a GPU: peak_gpu_gib, the largest memory of tensors since the last call, in GiB; copy_time, the mean seconds
         that the copies of a step took. On a CPU: peak_rss_gib, the largest memory of the process since its start, in
         GiB. On rank 0, unless a tower's FLOPs cannot be counted: tflops_per_second_per_device, the TFLOP/s of the
-        towers, whose FLOPs per step are counted once, for the batch of the first call; mfu, its ratio to the GPU's
-        peak, if the peak is known.
+        towers, whose FLOPs per step are counted once, for the batch of the first call, without auxiliary losses and the
+        target network; mfu, its ratio to the GPU's peak, if the peak is known.
         """
         found, device = dict(self.once), self.world.device
         self.once.clear()

@@ -5,22 +5,22 @@
     optimizer.safetensors  "<parameter name>/exp_avg" and so on: by name, so the order of parameters may change
     memory.safetensors     per-sample state of the objective, one entry per training sample; only if it has such state
     average.safetensors    moving average of the trained weights, by name; only with optim.ema
-    target.safetensors     weights of the target network, by the names of the trained weights; only with target.kind
+    target.safetensors     weights of the target network, by the names of the trained weights; not with target.kind=none
     state.json             step, numbers of the optimiser that are no tensors, and further entries that the caller
                            chooses (samples seen, data, scaler, tracker id)
     manifest.json          format version, size and SHA-256 of the others; written last, checked before loading
 
-With sharded towers each rank that has a part of the weights writes files of its own, model-00001-of-00008.safetensors
-and so on. A tensor is cut by rows; the metadata of a file says where its rows begin (tensor_files.py). So a checkpoint
-can be read with any number of ranks, sharded or not. The other ranks write into a folder beside the checkpoint
-(checkpoint_parts.py); rank 0 moves their files into it and writes the manifest.
+With sharded towers each rank that has a part of the first copy of the weights writes files of its own,
+model-00001-of-00008.safetensors and so on. A tensor is cut by rows; the metadata of a file says where its rows begin
+(tensor_files.py). So a checkpoint can be read with any number of ranks, sharded or not. Ranks other than 0 write into a
+folder beside the checkpoint (checkpoint_parts.py); rank 0 moves their files into it and writes the manifest.
 
 No folder depends on another, so damage to one leaves the others usable. Nothing is pickled.
 
 The format number (also of the run folder: FORMAT in folder.py) goes up when an older program would read a new file
-wrongly. A program reads every number up to its own, refuses higher ones in one line, and writes the lowest number that
-describes what it writes: 2; 3 with an average of the weights or numbers of the optimiser that are no tensors; 4 with
-a target network; 5 in parts.
+wrongly. A program reads the numbers from OLDEST to its own, refuses others in one line, and writes the lowest number
+that describes what it writes: 2; 3 with an average of the weights or numbers of the optimiser that are no tensors; 4
+with a target network; 5 in parts.
 """
 
 import os
@@ -207,7 +207,7 @@ def tidy(run_dir: Path) -> None:
 
     No process may be writing checkpoints meanwhile: hold the lock of the run folder (run_state.py). Deletes .partial
     and .parts folders (half written) and .old folders (a replaced checkpoint; earlier versions called them .aside). If
-    only the .old folder of a checkpoint is left, it is renamed back. Raises OSError when this fails.
+    only the .old folder of a checkpoint is left, it is renamed back. Raises OSError when the renaming fails.
     """
     for left in sorted((run_dir / "checkpoints").glob(".step_*.*")):
         final = left.with_name(left.stem.removeprefix("."))

@@ -130,7 +130,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
     """Read a configuration file that a stranger may have written, as nested dictionaries; ${…} stays unresolved.
 
     Raises ConfigError when it cannot be read, has more than LARGEST bytes, has YAML aliases (*name), is nested deeper
-    than DEEPEST, or has no keys.
+    than DEEPEST, or is a list.
     """
     try:
         tree = copy.deepcopy(_parsed(config_text(path)))
@@ -179,9 +179,9 @@ def check_run(config: TrainConfig) -> None:
     """Raise ConfigError if the run folder has a checkpoint of a configuration that trains other weights than `config`.
 
     Compared are the keys that change the trained weights (see maths_keys), with those in the folder's config.yaml; keys
-    that it lacks count as having the value in ADDED, or None. Of precision, model.activation and data.caption_per, the
-    recorded value is compared. Not compared are `experiment`, LENGTH, MEMORY (except with batch norms per chunk), keys
-    that `resume` lets change, and keys of UNRECORDED that it lacks. With resume=never nothing is checked.
+    that it lacks count as having the value in ADDED, or None. Not compared are `experiment`, LENGTH, MEMORY (except
+    with batch norms per chunk), keys that `resume` lets change, keys of UNRECORDED that it lacks, and what a resume
+    keeps: model.activation, precision=auto, a recorded data.caption_per=line. With resume=never nothing is checked.
     """
     folder, resume = run_folder(config), config.resume
     if (old := _resumed_keys(config)) is None:
@@ -235,7 +235,7 @@ def recorded_caption_per(config: TrainConfig) -> CaptionPer:
 
 
 def resume_mode(config: TrainConfig) -> str:
-    """Return resume.mode: "auto", "never" or the path of a checkpoint.
+    """Return resume.mode: "auto", "never", or what names a checkpoint: its path, a run folder, or RUN@best.
 
     Returns "auto" too if the run in the run folder began at that checkpoint and has written checkpoints of its own:
     the same command then resumes this run.

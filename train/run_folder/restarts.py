@@ -24,11 +24,12 @@ UNKNOWN = "killed, or its machine is gone: no rank has written a reason"
 def after_failure(folder: Path, job: str, requeued: bool = False) -> bool:
     """Record a hardware failure of the run in `folder` and print it; return whether the run is to start again.
 
-    The failure is appended to restarts.jsonl and log.txt; its cause is the error in run_state.json, UNKNOWN if there is
-    none. The run is to start again if its last start wrote a checkpoint and `job` has been restarted fewer than
-    dist.restarts times. job: identifier of the job of SLURM or of the launch script. requeued: whether the scheduler
-    has started the job again already, as SLURM does when a node is lost; the result is then True, and a failure that is
-    recorded already is not recorded again. Raises ConfigError if the folder has no readable config.yaml.
+    Call it only if the last start has written run_state.json. The failure is appended to restarts.jsonl and log.txt;
+    its cause is the error in run_state.json, UNKNOWN if there is none. The run is to start again if its last start
+    wrote a checkpoint and `job` has been restarted fewer than dist.restarts times. job: identifier of the job of SLURM
+    or of the launch script. requeued: whether the scheduler has started the job again already, as SLURM does when a
+    node is lost; the result is then True, and a failure that is recorded already is not recorded again. Raises
+    ConfigError if the folder has no readable config.yaml.
     """
     state = recorded_state(folder)
     first, saved = state.get("step", 0), max(steps(folder), default=0)

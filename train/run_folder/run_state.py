@@ -88,8 +88,8 @@ class RunState:
 def locked_folder(run_dir: Path) -> Iterator[None]:
     """Hold the lock of a run folder (see `locked`) during the block; make the folder first if it does not exist.
 
-    A folder that is still empty at the end is removed, with the parent folders that were made for it. Raises
-    ConfigError if the folder cannot be made or is in use, HardwareError if its lock file cannot be opened.
+    A folder that was made here and is still empty at the end is removed, with the parent folders that were made for
+    it. Raises ConfigError if the folder cannot be made or is in use, HardwareError if its lock file cannot be opened.
     """
     made = [folder for folder in (run_dir, *run_dir.parents) if not folder.exists()]
     try:

@@ -75,10 +75,10 @@ class CheckpointWriter(AbstractContextManager["CheckpointWriter"]):
             self._in_flight = None
 
     def save_in_background(self, state: CheckpointState) -> None:
-        """Copy the weights and optimiser state in `state` to host memory, and let a thread write the checkpoint.
+        """Copy the tensors in `state`, except sample_state, to host memory, and let a thread write the checkpoint.
 
-        Call `wait` first. state.sample_state (per-sample state) is not copied: do not change it before the next `wait`.
-        Old checkpoints are deleted as by `write_checkpoint`. An error of writing is given to `log`, not raised.
+        Call `wait` first. As state.sample_state (per-sample state) is not copied, do not change it before the next
+        `wait`. Old checkpoints are deleted as by `write_checkpoint`. An error of writing is given to `log`, not raised.
         """
         assert self._in_flight is None
         copied = {name: host_copies(getattr(state, name), buffers) for name, buffers in self._copies.items()}

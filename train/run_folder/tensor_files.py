@@ -24,9 +24,9 @@ class SavedTensors(Mapping[str, Tensor]):
     """A read-only mapping of name → tensor over the safetensors files `files`; a tensor is read when it is looked up.
 
     Each look-up reads it anew, to the CPU; the files must stay. If several files have a tensor of one name, each has a
-    part of its rows, and the value is the whole tensor. The constructor raises ValueError for parts of a tensor that
-    leave rows out, overlap or differ in their other dimensions, OSError for a file that cannot be opened,
-    SafetensorError for a file of another format.
+    part of its rows, and the value is the whole tensor. The constructor raises ValueError for several parts of a tensor
+    that leave a gap, overlap or differ in their other dimensions, OSError for a file that cannot be opened,
+    SafetensorError for a file of another format. A missing last part is not noticed.
     """
 
     def __init__(self, files: Iterable[Path] = ()) -> None:

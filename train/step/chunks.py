@@ -1,6 +1,6 @@
 """Cut a batch into chunks for the towers, and put the embeddings of all chunks together for the objective.
 
-A tower runs once per chunk, on one tensor with the rows of the pairs and of the extra items (for example mined
+A tower embeds a chunk in one call, on one tensor with the rows of the pairs and of the extra items (for example mined
 negatives) of its side. So pairs and extra items must have rows of one shape. Rows of token ids have: one tokenizer pads
 all texts to one length.
 
@@ -32,9 +32,10 @@ class Chunk:
     """One chunk of a batch: the rows that both towers embed at once.
 
     index: position of the chunk in the batch, from 0. inputs: the input rows of the x tower and of the y tower.
-    arguments: the further arguments of the x tower and of the y tower, by name: lengths, the number of tokens of each
-    row; places, the position of each row in its sequence. sizes: the numbers of x rows and y rows. A side without rows
-    has size 0 and one dummy row, whose embedding is dropped, so that the towers run equally often on all ranks.
+    arguments: the further arguments of the x tower and of the y tower, by name: for texts lengths, the number of tokens
+    of each row; for sequences places, the position of each row in its sequence; {} for other inputs. sizes: the numbers
+    of x rows and y rows. A side without rows has size 0 and one dummy row, whose embedding is dropped, so that the
+    towers run equally often on all ranks.
     """
 
     index: int
@@ -73,7 +74,8 @@ class Side:
 def chunk_count(global_batch_size: int, world_size: int, chunk_size: int | None) -> int:
     """Return into how many chunks each rank's part of a batch is cut; the same on all ranks.
 
-    global_batch_size: pairs of all ranks. chunk_size: the most pairs of a chunk; None: one chunk for all pairs.
+    global_batch_size: pairs of all ranks. chunk_size: pairs of a chunk, at most, where extra items do not count; None:
+    one chunk for all pairs.
     """
     rows = math.ceil(global_batch_size / world_size)
     return math.ceil(rows / (chunk_size or rows))
@@ -106,9 +108,10 @@ def in_chunks(batch: Batch, count: int) -> tuple[list[Chunk], tuple[Side, Side]]
 def _side(rows: Tensor, lengths: Lengths | None, count: int, places: Lengths | None = None) -> Side:
     """Cut the n rows of a side, (n, …), into `count` chunks, as `in_chunks` does.
 
-    lengths: number of tokens of each row, (n,); None: rows are not texts. If given, rows are sorted by length, the
-    longest first, so that the first chunk shows how much memory a chunk takes at most. places: position of each row in
-    its sequence, from 0, (n,); None: rows are not of sequences. Rows of sequences are not sorted.
+    lengths: number of tokens of each row, (n,); None: rows are not texts, or not counted. If given, and `count` is more
+    than 1, rows are sorted by length, the longest first, so that the first chunk shows how much memory a chunk takes at
+    most. places: position of each row in its sequence, from 0, (n,); None: rows are not of sequences. Rows of sequences
+    are not sorted.
     """
     order, starts = None, np.arange(len(rows)) if places is None else np.flatnonzero(places == 0)
     if lengths is not None and count > 1 and places is None:

@@ -1,7 +1,8 @@
 """Cache of the autograd graphs of chunks between the two passes of a step, as far as free memory allows.
 
 A step embeds its batch chunk by chunk twice (see loss_term.py). A chunk whose graph is cached needs no second forward.
-Caching changes no result, so ranks and steps may cache different numbers of graphs.
+Caching changes no result, so ranks and steps may cache different numbers of graphs; but not ranks with sharded towers,
+whose forward passes communicate.
 """
 
 from __future__ import annotations

@@ -32,9 +32,9 @@ def fit(
     """Run the optimiser steps first_step … total_steps - 1 of the schedule, counted from 0. Every rank must call it.
 
     Returns (how the run ended, "finished" or "preempted"; the number of finished optimiser steps). A checkpoint is
-    written every schedule.save_every steps, after a best evaluation, and at the end. If a stop is requested, the last
-    checkpoint is written at once and the run is "preempted". Raises ValueError if `batches` has not exactly one batch
-    for each of these steps.
+    written every schedule.save_every steps, after a best evaluation, after one that an earlier start owed, and after
+    the last step. If a stop is requested, the last checkpoint is written at once and the run is "preempted". Raises
+    ValueError if `batches` ends before the run does, or has more batches than these steps.
 
     batches: one per step. step(batch, index): takes optimiser step `index` and returns its scalars. monitor: observes
     each step. diagnose(): returns further scalars of the last step, computed when the step is logged. evaluate(step):
@@ -44,7 +44,8 @@ def fit(
     scalars. telemetry(batch, steps, batch_time): returns metrics of the device when a step is logged; steps: the number
     of steps since the last call; batch_time: their mean duration in seconds. is_best(step, results): whether the
     results of an evaluation are the best so far. ends(step): whether the run ends after `step` steps, before
-    total_steps, the same on all ranks; it is asked after every step and, if this step has one, its evaluation.
+    total_steps, the same on all ranks; it is asked at the start, and after every step and, if the step has one, its
+    evaluation.
 
     A stop is requested by should_stop(), which is asked after each step, or by the error Stopped, which evaluate and
     batches may raise on all ranks. The scalars of a step are logged before its checkpoint is written, so each step is

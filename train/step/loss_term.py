@@ -6,9 +6,9 @@ al. 2021, arXiv 2101.06983). So the gradient is that of the whole batch. The new
 first pass, as far as memory allows, and are not run again; a single chunk is therefore a plain step. Batch norms couple
 the rows of a tower's input: for statistics of the global batch they need a single chunk (train/towers/batch_norm.py).
 
-Noise (dropout, patch dropout) is seeded by (seed, step, rank, tower, chunk), and by one more entry each for a target
-network and for an auxiliary loss. Both passes draw the same noise, and so does a resumed run, without any generator
-state in the checkpoint.
+Noise (dropout, patch dropout) is seeded by (seed, step, rank, side, chunk), and by one more entry each for a target
+network and for an auxiliary loss; a tower that both sides share draws other noise for each side. Both passes draw the
+same noise, and so does a resumed run of as many ranks, without any generator state in the checkpoint.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -60,10 +60,10 @@ class StepRun:
 class TermResult:
     """The result of one loss in a step, on this rank.
 
-    loss, 0-d: the value of the objective times the weight of the loss (key `weight`). metrics: name as it is logged →
-    0-d. Means over ranks of loss and metrics are those of the global batch. violated, 0-d: how many of the conditions
-    that were recorded on this rank (losses/sums/conditions.py) do not hold. checks: these conditions, and values still
-    to be summed over ranks.
+    loss, 0-d: the value of the objective times the weight of the loss (key `weight`). metrics: name as it is logged,
+    without "train/" → 0-d. Means over ranks of loss and metrics are those of the global batch. violated, 0-d: how many
+    of the conditions that were recorded on this rank (losses/sums/conditions.py) do not hold. checks: these conditions,
+    and values still to be summed over ranks.
     """
 
     loss: Tensor
@@ -134,7 +134,7 @@ class LossTerm:
         return batch.to(self.world.device).with_noise()
 
     def undo(self) -> None:
-        """Restore the objective's per-sample state and the batch norms' running statistics from the last `begin`."""
+        """Restore the objective's state and the batch norms' running statistics to those at the last `begin`."""
         self.objective.undo()
         self.statistics.write(self._before)
 
@@ -144,7 +144,7 @@ class LossTerm:
         self.target.update(step)
 
     def named(self, metrics: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return `metrics` with the names under which they are logged: "NAME/…" for an auxiliary loss also.NAME."""
+        """Return `metrics` with "NAME/" before each name if this is the auxiliary loss also.NAME, else unchanged."""
         return {f"{self._prefix}{name}": value for name, value in metrics.items()}
 
     def gradient(
@@ -156,7 +156,7 @@ class LossTerm:
         speculative: bool,
         logged: bool,
     ) -> TermResult:
-        """Compute the loss of a batch, and add the gradient of weight · loss to .grad of the trained parameters.
+        """Compute the loss of a batch, and add the gradient of run.scaled(weight · loss) to .grad of the parameters.
 
         batch: as `begin` returns it. step: index of the optimiser step, which seeds dropout. run: the towers and tools
         to use. wait_for_sizes: the function that `exchange_sizes` (sizes.py) returned for this batch. speculative:

@@ -103,7 +103,8 @@ def layer_depths(trunk: nn.Module) -> dict[str, int]:
     The layers of a timm model, also inside an open_clip tower, are those of its group_matcher. The layers of any other
     trunk are its numbered modules (as in "blocks.3.") in the order of its parameters: the blocks of open_clip's towers,
     the layers of transformers, the blocks of each stage of a ResNet. These n layers have depths 1 to n; a parameter
-    outside of them has depth 0 before the first layer, n + 1 after it.
+    outside of them has depth 0 before the first layer, n + 1 after it. A parameter outside of the timm model has the
+    largest depth in it.
     """
     names = [name for name, _ in trunk.named_parameters()]
     for prefix, module in trunk.named_modules():

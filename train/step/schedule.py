@@ -40,7 +40,7 @@ def learning_rate(step: int, total_steps: int, config: OptimConfig) -> float:
 
 
 def describe_schedule(config: TrainConfig, run: RunSchedule, options: object, total_before: object) -> Iterator[str]:
-    """Yield lines for the log on the warm-up, the average of the weights, the target network and objective.gamma.
+    """Yield lines for the log on warm-up and cooldown, the average of weights, the target network and objective.gamma.
 
     Some are warnings, e.g. of a warm-up longer than half the run; none is yielded for what the run does not use. If the
     run was resumed with another number of steps, the last line says how this changes the learning rate. run: the steps

@@ -11,7 +11,8 @@ import torch
 def seeded_rng(device: torch.device, *key: Hashable) -> Iterator[None]:
     """Context manager: seed torch's generators of the CPU and of `device` from `key`; restore them after the block.
 
-    key: numbers and names, for example (seed, step, rank, tower, chunk). Equal keys give equal random numbers.
+    key: numbers and names, for example (seed, step, rank, side, chunk). Equal keys give equal random numbers. If
+    `device` is a GPU, the generators of all other GPUs are seeded too, and not restored.
     """
     seed = int.from_bytes(hashlib.blake2b(repr(key).encode(), digest_size=8).digest(), "little") >> 1
     with torch.random.fork_rng([device] if device.type == "cuda" else []):

@@ -18,8 +18,8 @@ def exchange_sizes(batch: Batch, world: World, pairs: tuple[int, ...] | None) ->
     The numbers are those of x rows, y columns, extra y items, and positives among these; the returned function returns
     them for all ranks as Sizes (losses/sums/conditions.py). pairs: the number of pairs of each rank, if it is the same
     in every step and each x row has one y column; then a batch without extra items needs no communication. None:
-    unknown. Every rank must call both functions, all with extra items or all without. Raises ValueError if, without
-    communication, the batch has another number of rows than `pairs` says.
+    unknown. Every rank must call both functions, all with extra items or all without. Raises ValueError if, on several
+    ranks and without communication, the batch has another number of rows than `pairs` says.
     """
     extra = batch.extra
     further = (0, 0) if extra is None else (len(extra.row), extra.positives)

@@ -36,7 +36,8 @@ class TrainStep:
 
     The scalars are equal on all ranks. terms: the losses, whose weighted sum is trained. The first is the run's own,
     with the run's configuration; auxiliary losses have objectives, batches (Batch.auxiliary) and towers of their own,
-    which may share weights. The constructor builds the optimiser, and raises ConfigError as `build_optimizer` does.
+    which may share weights. The constructor builds the optimiser and wraps the towers for data parallelism, so every
+    rank must call it; it raises ConfigError as `build_optimizer` does.
 
     Attributes that describe the last step: scalars: those that the call returned. skip_reason: "nonfinite" or "spike"
     if the step was skipped, else "". stopping: whether any rank had been asked to stop. Other attributes: stage: the
@@ -168,9 +169,11 @@ class TrainStep:
         return (None if speculative and violated else scalars), norm
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of the training step for a checkpoint: loss scale, counts of skipped steps, recent losses.
+        """Return the state of the training step for a checkpoint, as values that can be written as JSON.
 
-        All values can be written as JSON. Weights and optimiser state are saved separately.
+        These are the loss scale, the numbers of skipped steps, recent losses, the step from which conditions may be
+        assumed again and, with optim.ema, the number of updates of the average. Weights, the average and optimiser
+        state are saved separately.
         """
         state = {"scaler": self._scaler.state_dict(), "skipped": [self._skipped, self._skipped_in_a_row]}
         averaged = {} if self._config.optim.ema is None else {"averaged": self.average.updates}
@@ -230,7 +233,7 @@ class TrainStep:
         self._scaler.update()
 
     def _undo(self) -> None:
-        """Restore the objectives' per-sample states and the running statistics to those before the last attempt."""
+        """Restore the objectives' states and the batch norms' running statistics to those before the last attempt."""
         for term in reversed(self.terms):  # so that state which two terms share is as it was before the first of them
             term.undo()
 

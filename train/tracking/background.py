@@ -54,9 +54,10 @@ class Tracker(Sink, ABC):
     @staticmethod
     @abstractmethod
     def is_on(config: TrackingConfig) -> bool:
-        """Whether `config` asks for the tracker that this class implements (W&B or TensorBoard). Uses no network.
+        """Whether `config` asks for the tracker that this class implements. Must use no network.
 
-        Raises ConfigError if it asks for the tracker but the API key or the package for it is missing.
+        Raises ConfigError if it asks for the tracker, but something that the tracker needs is missing: an API key of
+        W&B, the package of TensorBoard.
         """
 
     @staticmethod
@@ -72,10 +73,11 @@ class BackgroundTracker(Sink):
     """Runs a tracker in a thread of its own. The constructor waits until the tracker has started or was dropped.
 
     The run waits at most TIMEOUT seconds for start and close of the tracker together. A tracker that fails, does not
-    answer, or falls QUEUE_SIZE records behind is dropped: it gets no more records, and `log` gets one line. `log` also
-    gets the line with `Tracker.where`. `log` and `conclude` only queue a job for the thread. name: the tracker's name,
-    for messages. start: creates the tracker; called in the thread. clean_up: called when the tracker is dropped, so
-    that the process can end; must return within CLEAN_UP seconds.
+    answer, or falls QUEUE_SIZE records behind is dropped: it gets no more records. The methods log and conclude only
+    queue a job for the thread. name: the tracker's name, for messages. start: creates the tracker; called in the
+    thread. log: a function that gets a line with `Tracker.where` at the start, if that is not "", and one if the
+    tracker is dropped. clean_up: called when the tracker is dropped, so that the process can end; must return within
+    CLEAN_UP seconds.
     """
 
     def __init__(

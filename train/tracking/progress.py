@@ -142,7 +142,7 @@ class LogFile(TextSink):
 class PlainConsole(TextSink):
     """Prints lines to a standard output that is not a terminal, such as a file or the log of a scheduler.
 
-    The record of the last evaluation is left out, because its metrics are printed as tables when the run has ended.
+    The record of an evaluation after total_steps steps is left out, as tables of it are printed when the run has ended.
     """
 
     def log(self, record: Record) -> None:

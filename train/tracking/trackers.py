@@ -12,7 +12,7 @@ TRACKERS: dict[str, type[Tracker]] = {"W&B": WandbRun, "TensorBoard": TensorBoar
 
 
 def check_tracking(config: TrackingConfig) -> None:
-    """Raise ConfigError if `config` asks for a tracker whose package or API key is missing.
+    """Raise ConfigError if `config` asks for a tracker whose `is_on` finds that an API key or package is missing.
 
     Uses no network; call it on rank 0, before heavy imports.
     """

@@ -1,4 +1,4 @@
-"""The Weights & Biases tracker: one W&B run per run folder, continued under its id, with the panels of report.html.
+"""The Weights & Biases tracker: one W&B run per training run, continued under its id, with the panels of report.html.
 
 Records carry a step metric of our own, AXIS, instead of step=, because W&B drops lower steps after a resume. All files
 that stay are in the run folder. W&B's service process may outlive a run by FINISH seconds when its server does not

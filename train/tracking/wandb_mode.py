@@ -25,9 +25,9 @@ CLOUD = {"api.wandb.ai", "api.forge.coreweave.com"}  # one service under two nam
 def wandb_mode(config: TrackingConfig) -> Wandb:
     """Return the W&B mode that tracking.wandb means on this machine: online, offline or disabled.
 
-    auto means the mode in the environment variable WANDB_MODE if it names one, else online if there is an API key, else
-    disabled. Reads the environment, W&B's settings and ~/.netrc, never the network. Raises ConfigError for online
-    without an API key.
+    auto means the environment variable WANDB_MODE if it is online, offline or disabled; with any other value, online if
+    there is an API key, else disabled. Reads the environment, W&B's settings and ~/.netrc, never the network. Raises
+    ConfigError for online without an API key.
     """
     named = os.environ.get("WANDB_MODE", "")
     wanted = Wandb[named] if config.wandb is Wandb.auto and named in Wandb.__members__ else config.wandb
@@ -112,7 +112,7 @@ def _has_key() -> bool:
 
 
 def answers(url: str, seconds: float) -> bool:
-    """Whether the server at `url` answers within `seconds`, with any HTTP status.
+    """Whether the server at `url` answers within `seconds`, with any HTTP status or a certificate that fails the check.
 
     The request runs in a thread, because name look-ups have no time limit.
     """
