@@ -17,8 +17,9 @@ Baseline = StrEnum("Baseline", ["bm25", "untrained", "fusion", "popularity", "su
 class EvalCommand(RunOptions):
     """Options of the command `python -m eval`: which model to evaluate, on which data, and how.
 
-    An option that is None keeps the value of the run, unless its description says what None means. Raises ConfigError
-    for a value of recall_k, depth or index that is out of range.
+    An option that is None keeps the value of the run, unless its description says what None means. But if one of suite
+    and val is given, the run's value of the other one is dropped too. The constructor raises ConfigError for a value of
+    recall_k, depth or index that is out of range; `parse_options` checks the other limits.
     """
 
     run: str | None = described(None, "a run folder (its newest checkpoint), RUN@best or one checkpoint folder; or:")
@@ -83,7 +84,8 @@ class ScoreCommand:
 class MineCommand(RunOptions):
     """Options of the command `python -m eval.mine`, which finds hard negatives with the model of a run.
 
-    An option that is None keeps the value of the run, unless its description says what None means.
+    An option that is None keeps the value of the run, unless its description says what None means. With scores=None,
+    the margins and max_score go by the scores of the search.
     """
 
     run: str = described(MISSING, "a run folder (its newest checkpoint), RUN@best or one checkpoint folder")

@@ -56,9 +56,9 @@ def main() -> None:
 def read_runs(folders: Iterable[Path]) -> dict[str, RunFolder]:
     """Read run folders; return name → content, where the name is the path of a run below the common folder of all runs.
 
-    Folders that are no run folders, or whose config.yaml cannot be read, are left out, with a line on stderr; so are
-    damaged parts of a run. A folder that is given twice counts once. Raises ConfigError for a path that is no folder,
-    and if fewer than two runs are left.
+    Folders that are no run folders, are of a newer Dyad, or whose config.yaml cannot be read, are left out, with a line
+    on stderr; so are damaged parts of a run. A folder that is given twice counts once. Raises ConfigError for a path
+    that is no folder, and if fewer than two runs are left.
     """
     found = dict[Path, RunFolder]()
     for folder in folders:

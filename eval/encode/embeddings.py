@@ -89,8 +89,8 @@ def encode_corpus(
     elsewhere.
 
     Raises ConfigError for a folder that is in use, contains files of other origin, or is on a disk without enough
-    space; DataError for a damaged folder, an id with a line break, and values that are not finite; HardwareError if the
-    disk fails; Stopped if encode.should_stop returns True.
+    space, and for an encode.width above that of the embeddings; DataError for a damaged folder, an id with a line
+    break, and values that are not finite; HardwareError if the disk fails; Stopped if encode.should_stop returns True.
     """
     world, size = encode.world, -(-window // encode.block) * encode.block
     settings = {
@@ -123,11 +123,12 @@ def encode_corpus(
 
 
 def identity_of(tower: nn.Module, *facts: str) -> str:
-    """Return a digest (SHA-256, hexadecimal) of everything that the embeddings of a tower depend on.
+    """Return a digest (SHA-256, hexadecimal) of a tower and of `facts` about its inputs.
 
-    That is its weights by name, the extra_repr of its modules (for example the kind of pooling), and `facts`: digests
-    or descriptions of the data and of how texts are prepared. The result is the same for whole and for sharded weights.
-    If weights are sharded, every rank must call it, because the parts of each weight are gathered.
+    It covers the parameters and persistent buffers by name, the extra_repr of the modules (for example the kind of
+    pooling), and `facts`: digests or descriptions of the data and of how texts are prepared. Options of the Encoder,
+    such as precision and width, are not in it: encode_corpus compares them itself. The result is the same for whole and
+    for sharded weights. If weights are sharded, every rank must call it, because the parts of each weight are gathered.
     """
     digest = hashlib.sha256(json.dumps(facts).encode())
     for module in tower.modules():

@@ -5,7 +5,8 @@ Shape letters: N items, E items in a block, W processes, D embedding width.
 Items are cut into blocks of E: block k has the items kE … (k+1)E − 1, and the last block has the rest. In each round
 every process encodes one block: process r gets the blocks r, r + W, r + 2W, …. All processes make the same number of
 tower calls (a surplus call repeats the last block), and after each round all processes have the embeddings of this
-round. So a tower gets the same blocks for every W, every item counts once, and the device holds W blocks at a time.
+round. So a tower gets the same blocks for every W, every item counts once, and the device holds the embeddings of W
+blocks at a time.
 
 The last bits of an embedding depend on the other rows of its block. Equal items, which may be in different blocks, all
 get the embedding of the first of them (`one_embedding_per_key`), so that their scores differ by the rounding of one
@@ -49,10 +50,10 @@ class Encoder:
     Every process gets all N embeddings. towers: side, "x" or "y" → tower, on the device of `world`. block: items per
     tower call. workers: loader processes for each process, 0 for none. precision: autocast of the towers, fp32, bf16 or
     fp16. cosine: whether embeddings are L2-normalised. features: whether to return the output of a tower's trunk,
-    before its projection; feature maps are averaged over height and width. width: how many of the first numbers of an
-    embedding to return, before it is normalised; None: all of them; not used with features. few_shapes: whether a short
-    block is padded to a power of two of rows, at most `block`, since every new shape costs time for compiled towers and
-    on GPUs. should_stop: called before each tower call, with the same result in all processes; if it returns True,
+    before its projection; feature maps are averaged over height and width. width: each embedding is cut to so many
+    first numbers, and then normalised; None: it is not cut; not used with features. few_shapes: whether a short block
+    is padded to a power of two of rows, at most `block`, since every new shape costs time for compiled towers and on
+    GPUs. should_stop: called before each tower call, must return the same in all processes; if it returns True,
     encoding raises Stopped. timeout: seconds to wait for a block of a loader process; 0: no limit. weights: returns a
     context manager in which the towers hold the weights to evaluate; the encoder does not enter it, its caller must.
     """
@@ -76,8 +77,8 @@ class Encoder:
     ) -> Encoder:
         """Return an Encoder with the towers of `model` and the options of `config`, except eval.width.
 
-        So it returns whole embeddings. It moves the towers to the device of this process. should_stop: called before
-        each tower call; if it returns True, encoding raises Stopped.
+        So the Encoder returns whole embeddings. The towers of `model` are moved to the device of `world`. should_stop:
+        as in Encoder.
         """
         towers = model.towers.to(world.device)
         return cls(
@@ -165,10 +166,11 @@ class Encoder:
 class Report:
     """The result of one evaluator.
 
-    task: a key of KINDS in eval/results/kinds.py, which says how to print the result. metrics: name → value. chance:
-    name → chance level (the metric of a random ranking). details: further entries of the result's JSON file. files:
-    ending of the name of a further file or folder beside this JSON file → function that writes it at a given path.
-    details and files may be filled in process 0 only.
+    task: a key of KINDS in eval/results/kinds.py, which says how to print the result; a result of any other task, as of
+    a plugin, is not printed. metrics: name → value. chance: name → chance level (the metric of a random ranking); a
+    classification also has "majority_class_share", which is no metric. details: further entries of the result's JSON
+    file. files: ending of the name of a further file or folder beside this JSON file → function that writes it at a
+    given path. details and files may be filled in process 0 only.
     """
 
     task: str
@@ -196,9 +198,9 @@ class Evaluator(ABC):
         """Evaluate a model on the data set of this evaluator; return a Report with the metrics.
 
         All processes must call it together. encode: encodes items with the towers of the model. examples: how many
-        example cases of each kind (best, worst, random) the report has. With a number, also 0, the report has 95 %
-        intervals, score histograms and, for classification, how often classes were confused. None: the report has only
-        the metrics.
+        example cases of each kind (best, worst, random) the report has at most. None, as for most evaluations during
+        training: the report needs only metrics and chance levels. With a number, also 0, it has also 95 % intervals and
+        further details, such as score histograms and how often classes were confused, if its evaluator has them.
         """
 
     def higher_is_better(self) -> dict[str, bool]:

@@ -9,7 +9,7 @@ import numpy as np
 def drop_pages(array: np.ndarray) -> None:
     """Release the RAM of a memory-mapped, read-only array; its values are read from the file again on the next access.
 
-    Does nothing for other arrays.
+    Of a part of such an array, the pages of the whole file are released. Does nothing for other arrays.
     """
     base = array
     while isinstance(base, np.ndarray) and base.base is not None:

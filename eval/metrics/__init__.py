@@ -1,1 +1,1 @@
-"""Measures of rankings: TREC measures, accuracy by answers, and 95 % intervals."""
+"""Metrics: TREC measures, accuracy by answers, ranks of right items, AUC and correlations; 95 % intervals of means."""

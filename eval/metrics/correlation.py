@@ -19,9 +19,10 @@ def pearson_values(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 def spearman_values(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """Return one value for each of n samples, float64 (n,), whose mean is Spearman's correlation of a and b, both (n,).
 
-    It is Pearson's correlation of the ranks; equal values share the mean of their ranks. A value is the mean plus the
-    influence of the sample on it, as in pearson_values; the sample also moves the ranks of all others (Croux and Dehon
-    2010, Influence functions of the Spearman and Kendall correlation measures).
+    It is Pearson's correlation of the ranks; equal values share the mean of their ranks. All values are 0 if a or b is
+    constant. A value is the mean plus the influence of the sample on it, as in pearson_values; the sample also moves
+    the ranks of all others (Croux and Dehon 2010, Influence functions of the Spearman and Kendall correlation
+    measures).
     """
     (u, above_u), (v, above_v) = (_ranked(x) for x in (a, b))
     # of the mean of u v: the product itself, and what the sample adds to the ranks u and to the ranks v of the others

@@ -48,8 +48,9 @@ def write_captions(shards: Shards, config: DataConfig, folder: Path) -> None:
     Captions with weight 0 are never drawn in training. A meaning that only such captions of a sample have gets one
     column with the line −1, because captions with this meaning must not be negatives of the sample's image.
 
-    Reads all samples. A sample whose captions cannot be used has no column, because training replaces it. Memory: about
-    150 bytes for each distinct caption and 32 for each column. Raises DataError if no sample can be used.
+    Reads all samples. A sample whose image is missing, or whose captions cannot be used, has no column, because
+    training replaces it; images are not decoded. Memory: about 150 bytes for each distinct caption and 32 for each
+    column. Raises DataError if no sample can be used.
     """
     lines: dict[int, int] = {}
     columns, unusable = array("q"), ""
@@ -82,8 +83,8 @@ def write_captions(shards: Shards, config: DataConfig, folder: Path) -> None:
 class ImageInputs:
     """The images of some samples as inputs of a tower (SizedItems). Can be pickled. samples: the sample ids, (n,).
 
-    An image that cannot be decoded is replaced by a black one. Negatives mined for it are never used, since training
-    replaces its sample by another.
+    An image that cannot be decoded is replaced by a black one. Negatives mined for it as a query are never used, since
+    training replaces its sample by another. As an item, it can become a negative.
     """
 
     images: Images

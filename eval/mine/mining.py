@@ -10,7 +10,7 @@ candidates; a candidate is left out for the first of these reasons that holds, a
     unknown    a margin is set, but no right item of the query has a score (for example none is among the items)
     margin     its score is above the best score of a right item minus the margin
     max_score  its score is above max_score
-    repeated   an earlier candidate, not left out for a reason above, has the same text
+    repeated   an earlier candidate, not left out for a reason above, has the same content: text and title, or image
     answer     it contains an answer to the query, which is a question
 A relative margin (an option) is a share of the absolute value of the best right score, so it also works for negative
 scores.
@@ -144,7 +144,10 @@ def mine(
     "negatives": ids of passages, texts of captions or keys of images, best first, "scores": search score of each}. If
     several rows are one query, the right items of all of them count. identity: origin of model and data, copied into
     the summary.
-    Memory: one block of queries, and about 60 bytes for each query.
+
+    The summary has the numbers of queries (under data.names[0]), of queries "without" negatives, of "negatives" and of
+    items "found"; "left_out": reason → number of items; "settings", "search" and "identity". In the file it also has
+    "sha256", that of mined.jsonl. Memory: one block of queries, and about 60 bytes for each query.
 
     Raises ConfigError for a bad index, DataError for damaged data, HardwareError if the files cannot be written.
     """
@@ -181,8 +184,8 @@ def embed_all(encode: Encoder, data: MiningData, folder: Path, log: Callable[[st
 
     All processes must call it together. The embeddings are those of the current weights of `encode`, in the folders
     `folder`/NAME for both of data.names. Embeddings that an earlier call wrote there, complete or not, are used again
-    if the weights and the data are the same. log: function that prints a line; None: a progress bar on a terminal,
-    lines on standard output elsewhere. Raises the errors of encode_corpus.
+    if the weights, the data and the options of `encode` that change embeddings are the same. log: function that prints
+    a line; None: a progress bar on a terminal, lines on standard output elsewhere. Raises the errors of encode_corpus.
     """
 
     def encoded(name: str, of: Side) -> np.ndarray:

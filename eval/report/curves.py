@@ -154,7 +154,8 @@ SIDES = {  # task → what side x and side y are
 def read_history(records: Iterable[Mapping[str, Any]]) -> History:
     """Convert the lines of metrics.jsonl (`records`) to a history: metric → step → value, in the order of steps.
 
-    Values that are not finite are left out.
+    Lines without a finite step, and values that are not finite, are left out. Of several values at one step the last
+    counts.
     """
     found: dict[str, dict[float, float]] = {}
     at_step = [(step, record) for record in records if (step := finite(record.get("step"))) is not None]
@@ -175,9 +176,10 @@ def last_value(history: History, name: str) -> float | None:
 
 
 def training_charts(options: Mapping[str, Any], history: History) -> Charts:
-    """Return the charts of the training (loss, scores, speed, learning rate) by title; those without data are left out.
+    """Return the charts of the training (loss, scores, speed, learning rate) by title.
 
-    options: the configuration of the run, dotted key → value, such as optim.lr. history: metric → step → value.
+    Charts without a line of at least two points are left out. options: the configuration of the run, dotted key →
+    value, such as optim.lr. history: metric → step → value.
     """
     taus = {step: 1 / scale for step, scale in history.get("train/logit_scale", {}).items() if scale > 0}
     waited, whole = (history.get(f"train/{name}", {}) for name in DERIVED["waiting_percent"])
@@ -250,9 +252,10 @@ def evaluations(history: History) -> dict[str, list[str]]:
 
 
 def planned_charts(plans: Mapping[str, Plan], options: Mapping[str, Any], history: History) -> Charts:
-    """Return the charts, by title, of `plans`, filled with the metrics of a run; charts without data are left out.
+    """Return the charts, by title, of `plans`, filled with the metrics of a run.
 
-    options: the configuration of the run, dotted key → value. history: metric → step → value.
+    Charts without a line of at least two points are left out. options: the configuration of the run, dotted key →
+    value. history: metric → step → value.
     """
     x, y = sides(options)
     levels = {

@@ -18,7 +18,7 @@ from dyad.eval.results.summary import Result
 
 @dataclass(frozen=True)
 class Check:
-    """The texts of one health check. Names in braces stand for numbers computed in health_numbers.py.
+    """The texts of one health check. Names in braces stand for numbers and texts that health_numbers.py computes.
 
     title, text, fix: describe the problem and what to do. fine: (title, text) shown if there is no problem; None to
     show nothing. fails_above: if the checked number is above this value, the problem is a failure, else a warning.

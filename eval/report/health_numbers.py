@@ -107,7 +107,7 @@ class _Training:
         return {"loss_is_flat": flat, "losses": f"Loss {_short(first)} at the start, {_short(last)} at the end."}
 
     def warmup(self) -> Numbers:
-        """Return quantity → number on the warm-up of the learning rate; {} if one of the quantities is unknown.
+        """Return quantity → number on the warm-up of the learning rate; {} without a warm-up, or if one is unknown.
 
         "warmup": its steps. "total": the steps of the run. "warmup_share": their ratio. "peak": the highest learning
         rate that was logged. "lr": the option optim.lr.
@@ -140,9 +140,9 @@ class _Training:
         """Return quantity → number or text on whether the learnt temperature has reached one of its limits.
 
         The lower limit is the option objective.min_temperature, the upper limit is 1. Returns {} if the temperature is
-        not learnt or not recorded. Otherwise the result has "at_lower_clamp": 1 if the temperature is at the lower
-        limit, else "at_upper_clamp": 1 at the upper limit or 0 between the two. It also has two texts, "temperature"
-        (its present value) and "clamp" (the lower limit).
+        not learnt or not recorded, or has no lower limit. Otherwise the result has "at_lower_clamp": 1 if the
+        temperature is at the lower limit, else "at_upper_clamp": 1 at the upper limit or 0 between the two. It also has
+        two texts, "temperature" (its present value) and "clamp" (the lower limit).
         """
         scale, clamp = self.now("logit_scale"), finite(self.options.get("objective.min_temperature"))
         if not scale or not clamp or not self.options.get("objective.learnable"):
@@ -217,9 +217,10 @@ def memory_numbers(options: Mapping[str, Any], training: Numbers, result: Result
     """Return how far the accuracy in the training batches is above recall on data.val, and texts that the check shows.
 
     "learnt_by_heart" is the difference. R@K of n items is about as hard as accuracy among n / K candidates. So the
-    metric is R@K with the least K for which n / K is at most the number of candidates in a batch; the upper end of its
-    interval is subtracted. Returns {} if `result` is not of data.val, if the accuracy is below EASY, or if a number is
-    unknown. options: the configuration of the run, dotted key → value. training: the result of training_numbers.
+    metric is R@K with the least K for which n / K is at most the batch size, or COMPARED if that is less; the upper end
+    of its interval is subtracted. Returns {} if `result` is not of data.val, if the accuracy is below EASY, or if a
+    number is unknown. options: the configuration of the run, dotted key → value. training: the result of
+    training_numbers.
     """
     accuracy, batch = training.get("batch_accuracy"), finite(options.get("global_batch_size"))
     names = _depths(headline(result["metrics"]), result["metrics"])

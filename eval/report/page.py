@@ -170,8 +170,8 @@ def _data_sets(run: RunFolder, results: Sequence[Result], above: list[Markup]) -
 def _random_cases(run: RunFolder, results: Sequence[Result]) -> list[Markup]:
     """Return up to four random example cases as HTML, for the top of the report.
 
-    Of one or two data sets they are at most two. They come from the first gallery that has random cases whose answers
-    are images. Cases with text answers of several systems are too wide for this place.
+    If there are results of fewer than three data sets, they are at most two. They come from the first gallery that has
+    random cases whose answers are images. Cases with text answers of several systems are too wide for this place.
     """
     for dataset, _, listed in _images_first(results):
         drawn = [case for kind, case in cases(listed, run.path, dataset) if kind == "random" and case["pictured"]]
@@ -185,9 +185,9 @@ def _case(case: View) -> Markup:
 
 
 def _images_first(results: Sequence[Result]) -> list[tuple[str, str, Any]]:
-    """Return (data set, title, cases) of all galleries; those with images as answers come first.
+    """Return (data set, title, cases) of all galleries; those whose title ends in "pictures" come first.
 
-    A gallery is a list of example cases.
+    A gallery is a list of example cases. Such a title says that images were searched, as in "text → pictures".
     """
     found = [(result["dataset"], *gallery) for result in results for gallery in part(result, "gallery").items()]
     return sorted(found, key=lambda gallery: not gallery[1].endswith("pictures"))

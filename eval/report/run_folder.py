@@ -30,10 +30,10 @@ class RunFolder:
     """The content of a run folder.
 
     config_text: config.yaml without secrets. options: its values, dotted key → value. state: run_state.json, {} if it
-    is missing. history: metric → step → value, from metrics.jsonl. results: the contents of eval/*.json. state and
-    results have the form defined in eval/results/shapes.py. resumed_at: the steps at which the run was started again.
-    failures: the last records of restarts.jsonl, at most FAILURES. unread: a line of text for each part that could not
-    be read.
+    is missing or cannot be used. history: metric → step → value, from metrics.jsonl. results: the results in
+    eval/*.json, without files for other tools. state and results have the form defined in eval/results/shapes.py.
+    resumed_at: the steps at which the run was started again. failures: the last records of restarts.jsonl, at most
+    FAILURES. unread: a line of text for each part that could not be read.
     """
 
     path: Path

@@ -25,9 +25,9 @@ LONGEST_WORD = 20  # characters; a cut may fall inside a longer word
 class Item(TypedDict, total=False):
     """A query or an answer in an example case.
 
-    id: the id of the image, passage or class. spans: [start, end) of each place in `text` where an answer to the
-    question stands. picture: name of a thumbnail file in the folder <data set>.pictures beside the result. score,
-    right: given for answers only; right says whether the answer is right.
+    id: the id of the image, text, passage, class or question. spans: [start, end) of each place in `text` where an
+    answer to the question stands. picture: name of a thumbnail file in the folder <data set>.pictures beside the
+    result. score, right: given for answers only; right says whether the answer is right.
     """
 
     id: str | None

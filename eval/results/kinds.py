@@ -163,7 +163,7 @@ def _rows(result: Result, metric: str, name: str) -> Iterator[Number]:
 
 
 def _retrieval_groups(result: Result) -> Groups:
-    """Return one table of image–text retrieval for each direction of the search (text → image, image → text)."""
+    """Return direction of the search, such as "text → image" → its rows in the HTML report; [] if it has no metric."""
     shown = [metric for metric in result["metrics"] if not metric.endswith("mean_rank")]
     of_ways = {words: [metric for metric in shown if metric.startswith(start)] for start, words in DIRECTIONS.items()}
     return {words.strip(): _numbers(result, metrics, words) for words, metrics in of_ways.items()}
@@ -263,7 +263,7 @@ def _title(result: Result, *counted: str) -> str:
 
 
 def _retrieval_tables(results: Sequence[Result]) -> Iterator[Any]:
-    """Yield one printed table for each image–text retrieval result, with rows for each direction of the search.
+    """Yield one printed table for each result of image–text or view retrieval, with rows for each direction.
 
     The columns are the first four R@K and the median rank.
     """

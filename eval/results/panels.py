@@ -41,8 +41,9 @@ def scored(result: Result) -> Scored:
 def _final_numbers(result: Result) -> dict[str, dict[str, float]]:
     """Return metric → {"value", "low", "high", "chance"} of one result; entries that are not known are left out.
 
-    low, high: the ends of the 95 % interval. chance: the chance level of the metric (the score of a random ranking).
-    Metrics of a baseline have the name BASELINE/metric.
+    So are metrics with neither an interval nor a chance level, such as sizes. low, high: the ends of the 95 % interval.
+    chance: the chance level of the metric (the score of a random ranking). Metrics of a baseline have the name
+    BASELINE/metric.
     """
     found = {}
     for name, system in systems(result).items():

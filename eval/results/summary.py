@@ -76,7 +76,8 @@ def classes(result: Result) -> list[tuple[str, float, int]]:
 def marked(text: str, spans: Sequence[Sequence[int]]) -> Iterator[tuple[str, bool]]:
     """Cut a text at the ends of spans; yield (part, whether the part lies in a span) in order.
 
-    spans: [start, end) in the text; overlapping spans are joined.
+    spans: [start, end) in the text, in any order. Of two spans that overlap, the part of the later one begins where the
+    earlier one ends.
     """
     position = 0
     for start, end in sorted(map(tuple, spans)):

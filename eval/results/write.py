@@ -25,8 +25,8 @@ OTHER_TOOLS = (".beir", ".dpr")  # endings of the stems of JSON files for other 
 def model_facts(config: TrainConfig, source: str, step: int | None) -> dict[str, Any]:
     """Return the fields of a result that describe the model: its name, the source of its weights, the training step.
 
-    source: the checkpoint or another source of the weights, as text. step: finished optimiser steps; None for a model
-    that was not trained here.
+    With optim.ema, a field "weights" says that they are an average. source: the checkpoint or another source of the
+    weights, as text. step: finished optimiser steps; None for a model that was not trained here.
     """
     model = config.model
     towers = [*[model.image] * config.has_images, *[model.text] * config.has_texts]
@@ -39,8 +39,8 @@ def model_facts(config: TrainConfig, source: str, step: int | None) -> dict[str,
 def result(report: "Report", evaluator: "Evaluator", facts: Mapping[str, Any]) -> dict[str, Any]:
     """Return the JSON object of a result, with the fields of CLIP_benchmark, from the report of an evaluator.
 
-    Recalls have two entries, under our names and under CLIP_benchmark's names. Credentials are removed from the source.
-    facts: the fields that describe the model, as `model_facts` returns them.
+    Recalls of image–text retrieval have two entries, under our names and under CLIP_benchmark's names. Credentials are
+    removed from the source. facts: the fields that describe the model, as `model_facts` returns them.
     """
     theirs = {t + k.removeprefix(o): v for o, t in _RECALLS for k, v in report.metrics.items() if k.startswith(o)}
     return {

@@ -1,1 +1,1 @@
-"""Search methods: FAISS indexes, and the fusion of rankings."""
+"""Search by embeddings: FAISS indexes, exact or approximate, and ranks of right items; and the fusion of rankings."""

@@ -75,9 +75,9 @@ class Index:
 
     spec: an argument of FAISS's index_factory and search options, such as "IVF256,PQ32;nprobe=16"; "Flat" is exact. An
     index is trained (lists, codebooks) once, on evenly spread rows of the corpus. shard_bytes: size of a shard, a part
-    of consecutive rows; the index of a shard is kept until another shard is searched. world: all its processes make the
-    index and search together, with the same queries; ALONE: this process only. With several threads an HNSW graph
-    differs a little from run to run.
+    of consecutive rows; None: SHARD_BYTES, or EXACT_ON_CPU for exact search without a GPU. The index of a shard is kept
+    until another shard is searched. world: all its processes make the index and search together, with the same queries;
+    ALONE: this process only. With several threads an HNSW graph differs a little from run to run.
 
     A corpus that is too small to train the index is searched exactly. Attributes: exact: whether searches are exact.
     how: {"index": the spec in use}, with the entries "instead_of" and "because" if the spec in use is not `spec`.

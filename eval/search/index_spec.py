@@ -65,9 +65,9 @@ class Spec:
     def parsed(text: str) -> "Spec":
         """Parse a specification.
 
-        Raises ConfigError if it does not match FACTORY, if an option is not name=number, or if a number or option is 0
-        or above its limit (LIMITS, LARGEST, OPTIONS). Names of options that are not in OPTIONS are left to FAISS, see
-        `built`.
+        Raises ConfigError if it does not match FACTORY or has more than LONGEST characters, if an option is not
+        name=number, if a number is 0 or above its limit (LIMITS, LARGEST), or if an option in OPTIONS is below 1 or
+        above its limit. Other options, names and values, are left to FAISS, see `built`.
         """
         shown = f"index '{text:.{LONGEST}}'"
         factory, *options = (part.strip() for part in text[: LONGEST + 1].split(";"))

@@ -73,8 +73,9 @@ def count_ranks(
     its index is lower. queries_nD, items_mD: embeddings, float32 (n, D) and (m, D); a score is their inner product.
     matches: which items are right for which queries; the rank of a query without a right item is MISSED. hidden: pairs
     of a query and an item that is not ranked for this query; never a right pair. All processes must call it with the
-    same arguments; each scores its share of the queries, and all return the same result. Memory: two float32 arrays of
-    STRIP elements each (on a GPU of STRIP_GPU), or of m elements if m is larger.
+    same arguments; each scores its share of the queries, and all return the same result. Memory on world.device: all
+    item embeddings, and two float32 arrays of STRIP elements each (on a GPU of STRIP_GPU), or of m elements if m is
+    larger.
     """
     n, m = matches.shape
     assert queries_nD.shape[0] == n and items_mD.shape[0] == m, (queries_nD.shape, items_mD.shape, matches.shape)

@@ -28,8 +28,8 @@ def save_index(folder: Path, items: Sequence[Any], embeddings: np.ndarray, model
 
     items: the n items: texts, whole numbers, pairs (title, text), or passages as JSON objects. embeddings: the
     embeddings of the items, float32 (n, D). model: the digest of the model that computed them. spec: the specification
-    of the FAISS index, see index_spec.py. Raises ConfigError if the folder exists and is not empty, HardwareError if it
-    cannot be written.
+    of the FAISS index, see index_spec.py. Raises ConfigError if `folder` exists and is not an empty folder,
+    HardwareError if it cannot be written.
     """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigError(f"{folder} exists. Give the index a new folder, or remove it first")
@@ -42,8 +42,9 @@ def load_index(folder: Path) -> tuple[list[Any], np.ndarray, str, str]:
     """Return (items, embeddings, digest of the model, specification), as `save_index` wrote them into `folder`.
 
     A pair (title, text) is a tuple again. The embeddings are in RAM; their values are not checked (`check_embeddings`).
-    Raises OSError for files that are missing, are links out of the folder or are no regular files, ValueError or
-    ConfigError for files that are damaged or larger than the memory of the machine.
+    Raises OSError for files that are missing, are links out of the folder or are no regular files; ConfigError for an
+    invalid specification; ValueError for files that are damaged in another way, or too large for the memory of the
+    machine.
     """
     memory = psutil.virtual_memory().total
     with open_foreign(folder / VECTORS, memory, folder) as file:
@@ -65,7 +66,7 @@ def load_index(folder: Path) -> tuple[list[Any], np.ndarray, str, str]:
 
 
 def check_embeddings(embeddings: np.ndarray, items: int) -> None:
-    """Raise ValueError unless `embeddings` is a matrix of finite floats with `items` rows."""
+    """Raise ValueError unless `embeddings` is a non-empty NumPy matrix of finite floats with `items` rows."""
     if not isinstance(embeddings, np.ndarray):
         raise ValueError(f"embeddings must be an array (n, D), not {type(embeddings).__name__}")
     if embeddings.ndim != 2 or embeddings.dtype.kind != "f" or 0 in embeddings.shape:

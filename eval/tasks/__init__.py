@@ -1,1 +1,1 @@
-"""The evaluators, one module for each task: image–text retrieval, zero-shot classification, passage retrieval."""
+"""Evaluators of retrieval, classification, probes, passages, sequences and answers; their task files and baselines."""

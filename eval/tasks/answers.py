@@ -1,8 +1,9 @@
 """Evaluate a language model on answers: accuracy of its choice among them, and likelihood of the right ones.
 
-choice_accuracy is the share of prompts whose best right answer has a higher score than every wrong one. The score is
-that of training, the mean log-likelihood of a token of the answer. log_likelihood is the mean over prompts of the score
-of the right answers, perplexity exp(−(1/T) Σ log p) over the T tokens of all right answers.
+choice_accuracy is the share of prompts, of those with wrong answers, whose best right answer has a higher score than
+every wrong one. The score is that of training, the mean log-likelihood of a token of the answer. log_likelihood is the
+mean over prompts of the score of the right answers, perplexity exp(−(1/T) Σ log p) over the T tokens of all right
+answers.
 
 Letters in shapes: n prompts; N answers of all of them.
 """

@@ -1,4 +1,4 @@
-"""Classification of images or texts: the common base of zero-shot classification and probes.
+"""Classification of images, texts or sequences: the common base of zero-shot, trained classes and probes.
 
 The predicted class is the one with the highest score. The task is evaluated as a search: samples are the queries and
 classes the items, and the accuracies follow from the rank of the right class. If two classes have equal scores, the
@@ -102,7 +102,8 @@ class Classification(Evaluator):
     def _ranked(self, encode: Encoder, target: np.ndarray, small: Thumbnails | None) -> Ranked:
         """Encode the samples and rank the classes for each; return (the search, metric → (n,) values, the Scored).
 
-        target (n,): the class index of each sample. small: collects the images of the example cases; None for texts.
+        target (n,): the class index of each sample. small: collects the images of the example cases; None for texts and
+        sequences.
         """
         names, scored = list(self.classes), self.scored(encode, target)
         samples, classes = np.arange(len(target)), np.arange(len(names))

@@ -2,10 +2,10 @@
 
 It minimises scikit-learn's objective, C · (sum of the cross-entropies of n samples) + ½ ‖W‖², with an intercept that is
 not penalised, by L-BFGS in float64 with at most 1000 iterations. Features are taken as they are, not standardised. C is
-the value with the highest accuracy on a fifth of the training part, which is held out; then the probe is fitted to the
-whole training part. C is searched as in CLIP: first 7 values from 1e-6 to 1e6, then, four times, the two values on
-either side of the best one at half the distance, down to an eighth of a decade. These are 15 fits; all values at
-distances of an eighth of a decade would be 97.
+the value with the highest accuracy on about a fifth of the training part, which is held out (`held_out`); then the
+probe is fitted to the whole training part. C is searched as in CLIP: first 7 values from 1e-6 to 1e6, then, four times,
+the two values on either side of the best one at half the distance, down to an eighth of a decade. These are at most 15
+fits; all values at distances of an eighth of a decade would be 97.
 
 Symbols: n samples, D feature width, K classes.
 """
@@ -84,9 +84,9 @@ def fit(x_nD: np.ndarray, target_n: np.ndarray, c: float, device: torch.device, 
 
     The last column has the intercepts. c: the inverse regularisation strength C. x_nD: features, float32 (n, D).
     target_n: class indices from 0, (n,); K is the largest + 1. tolerance: on the gradient of the objective divided by C
-    · n. Centred features of up to KEPT elements are held in float64; larger ones stay float32, and rows are converted
-    when needed. For two classes scikit-learn penalises the difference of the two weight vectors; each of them is half
-    the difference, up to its sign, so their squares count twice here.
+    · n, with respect to V (below). Centred features of up to KEPT elements are held in float64; larger ones stay
+    float32, and rows are converted when needed. For two classes scikit-learn penalises the difference of the two weight
+    vectors; each of them is half the difference, up to its sign, so their squares count twice here.
 
     The minimum is sought over V, with W = V T. T scales the principal axes of the features so that the second
     derivative at V = 0 is about the identity: L-BFGS then needs tens of iterations; over W it would need up to

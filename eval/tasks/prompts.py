@@ -87,10 +87,11 @@ def class_names(labels: Sequence[str], names: Sequence[str]) -> list[str]:
 
 
 def read_probe(path: Path) -> tuple[dict[str, str], str]:
-    """Read the task file of a probe (JSON) at `path`; return (shards of its parts, field that holds the class).
+    """Read the task file of a probe (JSON) at `path`; return (files of its parts, field that holds the class).
 
-    The shards are {"train": shards, "test": shards}, relative paths resolved against the folder of the file. Raises
-    ConfigError, which names the file and the key, if the file cannot be read, or if a key is missing or wrong.
+    The files are {"train": files, "test": files}, as text, relative paths resolved against the folder of the task file.
+    If the task file has "source" and no "test", "source" is the test part. Raises ConfigError, which names the file and
+    the key, if the file cannot be read, or if a key is missing or wrong.
     """
     content = _content(path, "probe", dict.fromkeys(("train", "test", "label"), (str, "a text")))
     return {part: _beside(path, content[part]) for part in ("train", "test")}, content["label"]

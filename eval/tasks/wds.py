@@ -59,8 +59,8 @@ def read_wds(path: Path) -> WdsFolder:
 def _shards(path: Path) -> list[str]:
     """Return the paths of the tar files of a CLIP_benchmark folder, in numerical order.
 
-    If test/nshards.txt has a number, they are so many files in test/, which are not looked for; else those in the
-    folder itself. Raises ConfigError if there are none.
+    If test/nshards.txt has a number n, they are test/0.tar … test/(n − 1).tar; whether these files exist is not
+    checked. Else they are 0.tar … in the folder itself; raises ConfigError if it has none.
     """
     count = _lines(path / "test" / "nshards.txt", needed=False)
     if count and re.fullmatch("[0-9]{1,6}", count[0]):

@@ -27,7 +27,8 @@ class ScoredPairSet:
 def check_pairs(target: Any, config: DataConfig, key: str) -> None:
     """Raise ConfigError for a BEIR folder, and for files of scored pairs that do not exist or have an unknown ending.
 
-    Rows are not read, except the first row of a table. key: the configuration key that messages name for `target`.
+    Raises DataError for a table that cannot be read. Rows are not read, except the first row of a table. key: the
+    configuration key that messages name for `target`.
     """
     if names_beir(target):
         raise ConfigError(f"{key}:{target} is a BEIR folder, without scores of pairs: write beir:{target}")

@@ -1,8 +1,9 @@
 """Metrics of passage retrieval: the values of each question, and chance levels (the scores of a random ranking).
 
-Questions with judgements (qrels: question → passage → grade) get nDCG@10, Recall@100, MRR@10, MAP@100 and Success@K.
-Questions with answers get DPR's accuracy@K. A judged question counts as zero if nothing is found for it, or if it is
-not searched for because it has no right passage. eval/metrics/bootstrap.py computes means and intervals of the values.
+Questions with judgements (qrels: question → passage → grade) get nDCG@10, Recall@100, MRR@10, MAP@100 and Success@K,
+and Recall@1000 if so many passages are found for a question. Questions with answers get DPR's accuracy@K. A judged
+question counts as zero if nothing is found for it, or if it is not searched for because it has no right passage.
+eval/metrics/bootstrap.py computes means and intervals of the values.
 
 Symbols: n questions that have a value, m passages of the corpus.
 """

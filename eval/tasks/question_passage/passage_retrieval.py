@@ -106,8 +106,8 @@ class PassageRetrieval(Evaluator):
     """Evaluator of passage retrieval on one question set.
 
     data: the questions and what is right for them. side: the passages, prepared for search. tokenize: the tokenizer of
-    the model. question: how the text of a question is made. options: the options of the evaluation. baselines: the
-    systems that the model is compared with.
+    the model. question: how the text of a question is made. options: the options of the evaluation. baselines: bm25 and
+    fusion, if the model is compared with them; other names are not read.
     """
 
     data: QuestionSet
@@ -163,8 +163,8 @@ class PassageRetrieval(Evaluator):
     def _run(self, found: Iterable[Sequence[tuple[int, float]]]) -> Run:
         """Return the run (question id → passage id → score) of one system, at most eval.depth passages a question.
 
-        found: for each question, (index of a passage in the corpus, score) of the passages that the system found. In
-        question sets whose questions are also passages, a question is removed from its own results.
+        found: for each question, (index of a passage in the corpus, score) of the passages that the system found. The
+        passage with the id of the question is removed from the results of the questions in `_own`.
         """
         run = {}
         for question, pairs in zip(self.data.questions, found, strict=True):

@@ -147,9 +147,9 @@ def _folder_and_split(target: str) -> tuple[Path, str]:
 def check_dpr(target: Any, config: DataConfig, key: str = "dpr") -> tuple[Any, str | None]:
     """Return the files that a DPR target names, as (question file, passage file).
 
-    For a target that is no folder, they are (the target itself, None). key: the option that names the target, for
-    messages. Raises ConfigError for a missing file, for a BEIR folder, and for a folder that has not exactly one
-    question file and one passage file.
+    For a target that is no folder, or is a folder of tables, they are (the target itself, None). key: the option that
+    names the target, for messages. Raises ConfigError for a missing file, for a BEIR folder, and for any other folder
+    that has not exactly one question file and one passage file; DataError for a table that cannot be read.
     """
     if not isinstance(target, str) or not Path(target).expanduser().is_dir() or tables_of(target, ()):
         if not is_answers_table(target, config.columns):

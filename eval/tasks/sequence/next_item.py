@@ -37,7 +37,7 @@ class NextItem(Evaluator):
     data: the events to predict, with their histories. recall_k: each K of HR@K and nDCG@K. seen: whether the items of a
     history can be answers (keep) or not (drop); the right item always can. index: specification of a FAISS index;
     "Flat" is exact, an approximate one finds `depth` items for each history, or the largest K if that is more.
-    baselines: the systems that the model is compared with.
+    baselines: those of SCORERS that the model is compared with; other names are not read.
     """
 
     data: NextItems

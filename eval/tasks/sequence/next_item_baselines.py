@@ -1,9 +1,9 @@
-"""Baselines of next-item prediction, computed from the events of training.
+"""Baselines of next-item prediction, which need no model.
 
-They are popularity, successors of the last item, item-kNN; and, for items that are texts, BM25 with the text of the
-last item as the query. Each baseline is a function that takes the data and returns a scoring function: it takes a
-history, the indices of its k items, oldest first, int64 (k,), and returns a score of each item as the next one, (N,);
-higher is better.
+Popularity, successors of the last item and item-kNN are computed from the events of training. For items that are texts
+there is also BM25, with the text of the last item as the query. Each baseline is a function that takes the data and
+returns a scoring function: it takes a history, the indices of its k items, oldest first, int64 (k,), and returns a
+score of each item as the next one, (N,); higher is better.
 
 Symbols: N items; U users; k items of a history; i, j items; n_j the number of training events with item j.
 """
