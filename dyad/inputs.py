@@ -38,7 +38,7 @@ def unsupported_input_error(model: models.TwoTowerModel) -> ConfigError:
 def texts_of(given: Any, what: str = "texts") -> list[str]:
     """Return texts as a list; a single str becomes a list of one. what: the name of the texts in error messages.
 
-    Raises ConfigError unless `given` is a str or a non-empty list of str, and for a text with half of a UTF-16
+    Raises ConfigError unless `given` is a str or a non-empty sequence of str, and for a text with half of a UTF-16
     surrogate pair.
     """
     texts = [given] if isinstance(given, str) else listed(given, what)

@@ -60,10 +60,11 @@ class Model:
 
     An image is a path, the bytes of an image file, a PIL image, or uint8 pixels: a numpy array (H, W, 3) or a torch
     tensor (3, H, W). A passage is a text, a pair (title, text), or a mapping with "text" and optionally "title". A
-    single image, text or passage counts as a list of one: "a frog" gives embeddings (1, D). normalize: whether
-    embeddings are scaled to L2 norm 1; None: only if the model compares by cosine. The methods raise ConfigError for an
-    empty list, for a value of another type, and for a kind of input that this model does not embed; DataError for an
-    image that cannot be read.
+    single image, text or passage counts as a list of one: "a frog" gives embeddings (1, D); but `index` takes images
+    only as a list or a path. normalize: whether embeddings are scaled to L2 norm 1; None: only if the model compares by
+    cosine. The methods raise ConfigError for an empty list, for a value of another type, and for a kind of input that
+    this model does not embed; DataError for an image that cannot be read, for an element of a list of images that is no
+    image, and for embeddings that are not finite.
     """
 
     loaded: LoadedModel
@@ -144,7 +145,7 @@ class Model:
         (.jsonl, .tsv, or a BEIR folder). In a folder of images, links that lead out of the folder are left out. Missing
         indexes of shards and of a corpus are written beside them or into the cache. spec: a FAISS index and its search
         options, such as "IVF256,Flat;nprobe=16"; "Flat" is exact. FAISS builds it at the first search. Raises
-        ConfigError for an invalid spec or path, DataError for damaged files.
+        ConfigError for an invalid spec or path, and for a passage that JSON cannot hold; DataError for damaged files.
         """
         Spec.parsed(spec)
         path = os.path.expanduser(items) if isinstance(items, str | PathLike) else None
@@ -177,8 +178,8 @@ class Model:
         query: a text or an image. A model of questions and passages embeds a text as a question. The path of an image
         must be a pathlib.Path, because a str is a text. k: number of results, at least 1; fewer are returned if the
         search finds fewer. prefix: the text before each question; None: that of the model. Raises ConfigError if
-        another model made the index, for k below 1, for texts and images in one list, and for a prefix where the query
-        is no question.
+        another model, or one with another `width`, made the index; for k below 1, for texts and images in one list, and
+        for a prefix where the query is no question.
         """
         k = inputs.count_of(k)
         queries, are_texts = inputs.queries_of(query)
@@ -208,8 +209,9 @@ class Model:
         history: ids of items, oldest first, or a list of such lists. As in the evaluation, ids that the model does not
         know are left out, and only the last items count if there are more than the model takes. k: number of results,
         at least 1; fewer are returned if the model has fewer items. drop_seen: whether to leave out the items of the
-        history. The first call embeds all items. Raises ConfigError for a model of another task than sequence, and for
-        a history without an item that the model knows.
+        history. The first call embeds all items. Raises ConfigError for k below 1, for a model of another task than
+        sequence or of frames, and for a history without an item that the model knows; ConfigError or DataError if the
+        training log, which has the ids for a model that is no export, cannot be read.
         """
         k, many = inputs.count_of(k), [*inputs.listed(history, "items")]
         is_one = all(isinstance(each, str) for each in many)
@@ -220,8 +222,9 @@ class Model:
     def score(self, prompt: str, answers: Sequence[str]) -> np.ndarray:
         """Return the log-likelihoods of n answers after a prompt, each as the mean over its tokens, float32 (n,).
 
-        Prompt and answers get the prefixes of training, and are cut to the lengths of training. Raises ConfigError for
-        a model of another task than language_model, SampleError (a DataError) for an answer without tokens.
+        Prompt and answers get the prefixes of training, and are cut to the lengths of training: a prompt keeps its last
+        tokens, an answer its first. All answers are scored in one call of the model. Raises ConfigError for a model of
+        another task than language_model, SampleError (a DataError) for an answer without tokens.
         """
         if not isinstance(self.loaded.model, LanguageModel):
             raise ConfigError("this model scores no answers: only one of task=language_model does")
@@ -273,17 +276,19 @@ class Model:
         return self.loaded.model.tokenize
 
     def preprocess(self, image: ImageInput) -> torch.Tensor:
-        """Return an image resized and cropped for the image tower, uint8 (3, S, S), where S is the side in pixels.
+        """Return an image resized for the image tower, uint8 (3, S, S), where S is the side in pixels.
 
-        The tower itself normalises the pixels.
+        It is cropped or padded to a square, or squeezed into one, as in evaluation. The tower itself normalises the
+        pixels.
         """
         return self._given([image]).block(0, 1)[0]
 
     @cached_property
     def identity(self) -> str:
-        """A SHA-256 digest of the weights and of the settings by which texts are prepared, in hexadecimal.
+        """A SHA-256 digest of the weights and of settings, in hexadecimal. An Index stores it, `search` compares it.
 
-        An Index stores it, and `search` compares it.
+        The settings are the similarity, the pooling of texts, prefixes, lengths, and the use of titles. Others, such as
+        `width`, do not count.
         """
         return identity_of(self.loaded.model.towers, json.dumps(settings_of(self.config, None)))
 
@@ -327,7 +332,8 @@ def load(
     cache lacks are downloaded. device: None for the GPU if there is one, else the CPU. block: how many items a tower
     embeds at a time; None: the value of the run, 256 for other models. workers: number of processes that decode images;
     0: this process decodes them. width: embeddings have only so many of their first numbers, for a model trained with
-    objective.matryoshka; None: all. Raises ConfigError for a name that is no model, DataError for damaged files.
+    objective.matryoshka; None: all. Raises ConfigError for a name that is no model, and for a block or width below 1;
+    DataError for damaged files. A width above that of the model's embeddings is refused when something is embedded.
     """
     found = find_model(os.fspath(name)).load()
     data, options = replace(found.config.data, workers=workers), found.config.eval
@@ -363,11 +369,12 @@ def batches(
 ) -> Iterator[Batch]:
     """Return an iterator over the batches of a training run in their exact order.
 
-    Step s has the same samples in every run with the same data, seed and global batch size. Under torch.distributed
-    each rank gets its own part of every batch. train: the data, as data.train. model: provides the tokenizer, the image
-    size and the other options data.* of its run; as many processes prepare samples as it was loaded with (`workers`).
-    steps: the steps to yield, for example range(100, 200), without gaps; None: one epoch. Raises ConfigError for data
-    that do not fit the model, DataError for damaged data.
+    Step s has the same samples in every run with the same options data.*, seed and global batch size, except a run with
+    data.mode=stream. Under torch.distributed each rank gets its own part of every batch. train: the data, as
+    data.train. model: provides the tokenizer, the image size and the other options data.* of its run; as many processes
+    prepare samples as it was loaded with (`workers`). steps: the steps to yield, for example range(100, 200), without
+    gaps; None: one epoch. Raises ConfigError for steps or a batch size that cannot be, and for data that do not fit the
+    model; DataError for damaged data.
     """
     if steps is not None:
         inputs.check_steps(steps)

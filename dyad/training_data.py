@@ -53,8 +53,9 @@ class TrainingData:
 
     dataset: a map-style dataset whose keys are (epoch, sample id), or a stream. order: the sample ids of each step; for
     a stream, only the number of steps. fingerprint: SHA-256, in hexadecimal, of everything in the data that changes the
-    order of samples, or what is drawn for them. manifest: configuration key → the files that it names. drawn: draws
-    further y items for each batch as noise samples; None if the objective takes none.
+    order of samples, or what is drawn for them, and of files with numbers of items on which the loss depends. manifest:
+    configuration key → the files that it names. drawn: draws further y items for each batch as noise samples; None if
+    the objective takes none.
     """
 
     dataset: BatchSource | Stream
@@ -78,9 +79,9 @@ def build_data(config: TrainConfig, model: TwoTowerModel) -> TrainingData:
 def check_texts(config: TrainConfig, model: Any) -> None:
     """Raise ConfigError if the model cannot take texts of the lengths that the configuration names.
 
-    Raises it also for task=views if no dropout is on, so that both views of a text would be equal. Without this check,
-    the error would come with the first batch, after the run folder has been made. Nothing is checked for captions and
-    class prompts, which have the length of the tower.
+    Raises it also for task=views of texts if no dropout is on, so that both views of a text would be equal. Without
+    this check, the error would come with the first batch, after the run folder has been made. With images nothing is
+    checked: their captions and class prompts have the length of the tower.
     """
     passage = config.data.passage
     if config.has_images or not config.has_texts:  # captions and prompts have the length of the tower

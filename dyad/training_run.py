@@ -89,11 +89,12 @@ class TrainingRun:
     def open_logger(self, tracking: TrackingConfig) -> Logger:
         """Open the run folder, its logs and the trackers, and return the Logger. Rank 0 alone calls it.
 
-        config.yaml is written. With resume=never or the path of a checkpoint, what an earlier run left in the folder is
-        put aside first (`open_run` in train/run_folder/folder.py). If the batch size has changed, the files and folders
-        STEP_FILES of that module are put aside too, because their steps count batches of the old size. A run that goes
-        on in its folder keeps its W&B run. tracking: the options of the trackers. Raises HardwareError if the disk has
-        no room for the checkpoints, or the folder cannot be written.
+        config.yaml is written. With resume=never, or when the run begins at a checkpoint of another folder, what an
+        earlier run left in the folder is put aside first; when it begins at a checkpoint of its own folder that resume=
+        names, only the later checkpoints are (`open_run` in train/run_folder/folder.py). If the batch size has changed,
+        the files and folders STEP_FILES of that module are put aside too, because their steps count batches of the old
+        size. A run that goes on in its folder keeps its W&B run. tracking: the options of the trackers. Raises
+        HardwareError if the disk has no room for a checkpoint, or the folder cannot be written.
         """
         refuse_full_disk(self.folder, self.components.modules, self.components.step.optimizer)
         with write_errors(self.folder):
@@ -173,10 +174,10 @@ class TrainingRun:
         return [stream.begin(world.rank, world.size, worker_count(self.config.data.workers, world.device), state)]
 
     def build_monitor(self, ledger: Ledger, log: Callable[[str], None]) -> Monitor:
-        """Build the monitor, which watches the run's steps for slow ranks, bad samples and skipped steps.
+        """Build the monitor, which watches for slow ranks, bad samples and weights that differ.
 
-        Checkpoints store its count of bad samples, and in a resumed run it continues the count of the checkpoint.
-        ledger: the run's event file. log: called with each line that the monitor prints.
+        It also records skipped steps. Checkpoints store its count of bad samples, and in a resumed run it continues the
+        count of the checkpoint. ledger: the run's event file. log: called with each line that the monitor prints.
         """
         config, world, step = self.config, self.world, self.components.step
         stragglers = Stragglers(step.local_timer, config.dist.slow_rank, world, log)
@@ -266,10 +267,10 @@ class TrainingRun:
         """Write a checkpoint after `step` steps. Every rank must call it.
 
         Rank 0 writes it with `writer`; if the towers are sharded, each rank of the first copy of the weights writes a
-        part. First, `monitor` checks that all ranks have equal weights and that bad samples are not too many; otherwise
-        it raises HardwareError or DataError. logger: gives the W&B run id to store. best: gives the best checkpoint so
-        far. evaluation_owed: whether the evaluation of this step is still to be done. last: whether to return only when
-        the checkpoint is on the disk, instead of writing in the background.
+        part. First, `monitor` checks that all ranks have equal weights (not with dist.digest_every=0) and that bad
+        samples are not too many; otherwise it raises HardwareError or DataError. logger: gives the W&B run id to store.
+        best: gives the best checkpoint so far. evaluation_owed: whether the evaluation of this step is still to be
+        done. last: whether to return only when the checkpoint is on the disk, instead of writing in the background.
         """
         world, components, trained = self.world, self.components, self.components.step
         monitor.verify(step)

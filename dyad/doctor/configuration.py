@@ -69,9 +69,10 @@ Wanted = Mapping[str, Sequence[str]]  # kind of file → names, of which one is 
 def run(arguments: Sequence[str], config: TrainConfig) -> Iterator[Finding]:
     """Check the configuration as `python -m train` does at its start, and yield one finding, a line marked ok.
 
-    It says whether the run is new, resumes or is finished, and how long it is. arguments: the key=value arguments of
-    the command line. Raises ConfigError for a configuration that training refuses, for a typed key that the run would
-    not read, and for a run folder of another configuration.
+    It says, by what is in the run folder, whether the run is new, resumes or is finished, and how long it is;
+    resume=never and the path of a checkpoint do not change this. arguments: the key=value arguments of the command
+    line. Raises ConfigError for a configuration that training refuses, for a typed key that the run would not read, and
+    for a run folder of another configuration.
     """
     check_sweep(arguments, [config])
     folder = run_folder(config)
@@ -89,9 +90,10 @@ def run(arguments: Sequence[str], config: TrainConfig) -> Iterator[Finding]:
 def data(config: TrainConfig) -> Iterator[Finding]:
     """Yield findings (lines marked ok or warn, with a fix) on the first and the last file or shard of data.train.
 
-    Checked are its index and its first and last sample; of a streamed shard only the first sample, of a table only the
-    columns. A remote shard without an index is not read, nor one above 256 MiB. Of task=sequence all events are read.
-    Yields nothing without data.train. Raises ConfigError or DataError for data that training could not use.
+    Checked are the index and the first and last sample of each of the two, or up to 100 rows of a file of texts; of a
+    streamed shard only the first sample, of a table only the columns. A shard without an index is not read if it is
+    remote or above 256 MiB. Of task=sequence all events are read. Sources with a weight or a prefix give a finding
+    each. Yields nothing without data.train. Raises ConfigError or DataError for data that training could not use.
     """
     if config.data.train is None:
         return
@@ -129,9 +131,10 @@ def _sequences(config: TrainConfig) -> Iterator[Finding]:
 def _shard(path: str, total: str, config: TrainConfig) -> Iterator[Finding]:
     """Yield findings (lines marked ok or warn) on one shard or file: its index, and its first and last sample.
 
-    Of a streamed shard only the first sample is read. Tables, whose columns were checked before, are not read, nor are
-    remote shards without an index, and those above 256 MiB. path: the shard. total: text like "3 files", for the
-    messages. Raises DataError, which names shard and sample, for data that training could not use.
+    Of a file of texts, up to 100 evenly spaced rows are checked instead; of a streamed shard only the first sample is
+    read. Tables, whose columns were checked before, are not read, nor are shards without an index that are remote or
+    above 256 MiB. path: the shard. total: text like "3 files", for the messages. Raises DataError, which names shard
+    and sample, for data that training could not use.
     """
     if config.data.mode is Mode.stream:
         _check_image(first_sample(path), config)
@@ -217,10 +220,11 @@ def _check_row(fields: dict[str, Any], where: str, config: TrainConfig) -> bool:
 
 
 def _scan(path: str, config: TrainConfig) -> tuple[int, Sequence[Finding]]:
-    """Read a whole shard that has no index, and check its first and last sample, or some rows of a file of texts.
+    """Read a whole shard that has no index, and check its first and last sample, or some rows of a .jsonl file.
 
-    Returns (number of samples in the shard, findings on the checked ones). No index is written. Raises DataError for
-    the first problem of the shard or of a checked sample.
+    Rows of other files of texts, such as .tsv, are counted and not checked. Returns (number of samples in the shard,
+    findings on the checked ones). No index is written. Raises DataError for the first problem of the shard or of a
+    checked sample.
     """
     with open_buffered(path) as stream:
         scan = scan_stream(stream, path)
@@ -332,10 +336,10 @@ def _absent(key: str, name: str, absent: Sequence[str], wanted: Wanted) -> Findi
     """Return the finding for a model whose files are not all on this machine.
 
     The finding is a failure for a local folder, and for a published model with HF_HUB_OFFLINE=1; else a warning, as the
-    run would download the files. key:
-    the configuration key that names the model. name: the model's folder, package or published name. absent: the kinds
-    of files that are missing. wanted: kind of file → file names, of which one is enough. Raises ConfigError if the
-    folder or package does not exist, or the name cannot be one on the Hugging Face hub.
+    run would download the files. key: the configuration key that names the model. name: the model's folder, package or
+    published name. absent: the kinds of files that are missing. wanted: kind of file → file names, of which one is
+    enough. Raises ConfigError if the folder or package does not exist, or the name cannot be one on the Hugging Face
+    hub.
     """
     folder = location_of(name, f"{key}={name}")
     if os.path.isdir(folder):
@@ -360,7 +364,8 @@ def _absent(key: str, name: str, absent: Sequence[str], wanted: Wanted) -> Findi
 def tracking(config: TrainConfig) -> Iterator[Finding]:
     """Yield a finding (a line marked ok): the W&B mode (online, offline, disabled) that a run would choose.
 
-    Asks no server. TensorBoard and plugins are not checked here.
+    A run takes another mode if the W&B server does not answer or the package wandb cannot be imported; neither is tried
+    here. TensorBoard and plugins are not checked here. Raises ConfigError for tracking.wandb=online without an API key.
     """
     mode = wandb_mode(config.tracking)
     more = {Wandb.offline: "; `wandb sync` sends it later", Wandb.disabled: "; with an API key (`wandb login`) online"}

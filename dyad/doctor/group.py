@@ -1,8 +1,8 @@
 """Check that processes can form a torch.distributed process group, and measure the bandwidth of its all-reduce.
 
-Without torchrun, ProcessGroup runs `main` in a fresh interpreter, which starts the processes; each of these prints its
-result on one line. Under torchrun, `torchrun` checks the group of all processes that torchrun has started, on all
-machines.
+ProcessGroup checks a group of new processes on this machine: it runs `main` in a fresh interpreter, which starts them;
+each prints its result on one line. Under torchrun, `torchrun` also checks the group of all processes that torchrun has
+started, on all machines.
 """
 
 import os
@@ -153,11 +153,11 @@ def main(backend: str, count: int) -> None:
 def agree(backend: str, rank: int, count: int, address: str, local_rank: int) -> str:
     """Form a process group of `count` ranks, all-reduce a tensor of ones, and time an all-reduce of 16 or 256 MiB.
 
-    The tensor has 16 MiB for gloo, 256 for nccl. All `count` ranks must call it; this process must not be in a process
-    group before. address: the init_method of torch.distributed, such as "tcp://HOST:PORT". local_rank: the GPU of this
-    process, for nccl. Returns "all agree at" (AGREED) and the bus bandwidth in GB/s (as nccl-tests define it: each rank
-    sends and receives 2 (count − 1) / count of the bytes) if the sum is `count`. Otherwise returns the problem in one
-    line, also for an error of torch.distributed.
+    The timed tensor has 16 MiB for gloo, 256 for nccl. All `count` ranks must call it; this process must not be in a
+    process group before. address: the init_method of torch.distributed, such as "tcp://HOST:PORT". local_rank: the GPU
+    of this process, for nccl. Returns "all agree at" (AGREED) and the bus bandwidth in GB/s (as nccl-tests define it:
+    each rank sends and receives 2 (count − 1) / count of the bytes) if the sum is `count`. Otherwise returns the
+    problem in one line, also for an error of torch.distributed.
     """
     import torch
     import torch.distributed as dist

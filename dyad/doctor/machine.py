@@ -234,9 +234,9 @@ def faiss_kind() -> Iterator[Finding]:
 def shared_memory(workers: int, batch_bytes: int, folder: Path = Path("/dev/shm")) -> Iterator[Finding]:
     """Check that the free shared memory holds the batches that the loader processes prepare: twice batch_bytes.
 
-    It fails if it does not, and warns if it is small and the need is unknown. workers: the number of loader processes.
-    batch_bytes: bytes of one batch, 0 if unknown. folder: where shared memory is mounted; nothing is checked if it does
-    not exist.
+    It fails if it does not, and always with less than 32 MiB. It warns below 1 GiB if batch_bytes or workers is 0.
+    workers: the number of loader processes. batch_bytes: bytes of one batch, 0 if unknown. folder: where shared memory
+    is mounted; nothing is checked if it does not exist.
     """
     if not folder.is_dir():
         return
@@ -256,8 +256,8 @@ def shared_memory(workers: int, batch_bytes: int, folder: Path = Path("/dev/shm"
 def disk(topic: str, folder: Path, fix: str) -> Iterator[Finding]:
     """Check free space and write permission of `folder`, or of its nearest parent that exists. No file is written.
 
-    It fails without permission or with less than 100 MiB, and warns below 5 GiB. topic: the name of the
-    check in its finding. fix: advice on how to choose another folder.
+    It fails without permission or with less than 100 MiB, and warns below 5 GiB. topic: the name of the check in its
+    finding. fix: advice on how to choose another folder.
     """
     path = folder.expanduser().absolute()
     path = next(parent for parent in (path, *path.parents) if parent.exists())

@@ -74,8 +74,8 @@ def run_checks(arguments: Sequence[str]) -> Iterator[Finding]:
 
     arguments: key=value settings for `python -m train`; without any, only the machine is checked. An invalid
     configuration gives one failure with its error message, and the checks of the run are left out. Under torchrun each
-    process must call it: all check their process group, and the other checks are those of rank 0 alone. Elsewhere, two
-    processes for gloo, and one per GPU for NCCL, are started at the beginning, and waited for at the end.
+    process must call it: all check their process group, and rank 0 alone does the other checks. These start two
+    processes for gloo, and one per GPU of this machine for NCCL, at the beginning, and wait for them at the end.
     """
     config = None
     if arguments:

@@ -28,9 +28,11 @@ def translate(line: str, gpus: int | None = None) -> Translation:
     """Translate an open_clip command to a Dyad command; str() of the result is that command, with notes as comments.
 
     line: `python -m open_clip_train.main …`, alone, under torchrun or in a SLURM script, or the flags alone. gpus: the
-    number of GPUs on all machines, if the line does not give it. Raises ConfigError for a flag that open_clip does not
-    know, for a flag that changes the training and has no key, and for a command that does not train an image and a text
-    tower. The message has a line for each of the first five reasons. The values of keys are not checked: `run` does.
+    number of GPUs on all machines, if the line does not give it. Raises ConfigError for a line that `read_line`
+    refuses, such as one with an unknown flag. Raises it also for a flag that changes the training and has no key, for a
+    value from which no key can be computed, and for a command that does not train an image and a text tower; then the
+    message has a line for each of the first five reasons. Whether a run takes the values of the keys is not checked
+    here: `run` does.
     """
     launch, given, unset = read_line(line, gpus)
     job = Translation(launch, given)

@@ -113,9 +113,10 @@ def mine_negatives(command: MineCommand, config: TrainConfig, run: Path) -> None
     """Mine hard negatives with a run's checkpoint: encode queries and items, search, and choose among the items found.
 
     All processes of the job must call it together; it forms their process group and ends it. Process 0 writes
-    mined.jsonl, mined.json and embeddings/ into out=, or else into mined/ or mined_pictures/ of the run, and prints a
-    report and the command that trains on the result. config: from `with_mine_options`. run: the run folder. Raises
-    ConfigError or DataError, on all processes, for a checkpoint or data that cannot be used.
+    mined.jsonl, mined.json, embeddings/ and the searched passages or captions (see NOTES) into out=, or else into
+    mined/ or mined_pictures/ of the run, and prints a report and the command that trains on the result. config: from
+    `with_mine_options`. run: the run folder. Raises ConfigError or DataError, on all processes, for a checkpoint or
+    data that cannot be used.
     """
     from dyad.eval.encode.encoder import Encoder
     from dyad.eval.mine.mining import MINED, embed_all, mine

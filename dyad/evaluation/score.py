@@ -159,7 +159,8 @@ def _begin_or_continue(part: Path, about: Path, options: dict[str, Any], content
 def _filled(found: Int64s, command: ScoreCommand, row: int, n: int) -> Int64s:
     """Return the candidates of a row, int64 (at most command.depth,): `found`, then random other rows.
 
-    The random rows depend on command.seed and `row` alone. n: number of rows; with n ≤ command.depth there are fewer.
+    Equal arguments give equal random rows, so a run that goes on draws the same. n: number of rows; with n ≤
+    command.depth there are fewer candidates, all other rows.
     """
     missing = command.depth - len(found)
     drawn = np.random.default_rng([command.seed, row]).choice(n, min(n, command.depth + 1), replace=False)
@@ -198,8 +199,8 @@ def _by_random(command: ScoreCommand, prompts: Sequence[str], questions: Sequenc
 def _by_model(command: ScoreCommand, prompts: Sequence[str], questions: Sequence[str]) -> Find:
     """Return a function (row, count) → at most `count` other rows, with the prompts nearest to its question.
 
-    Loads the model that command.by names, which must embed texts, and embeds all rows and searches for
-    command.depth prompts of each at once, so `count` above that finds no more.
+    Loads the model that command.by names, which must embed questions and passages. Embeds all rows as questions, and
+    `prompts` as passages. Searches for command.depth prompts of each row at once, so a larger `count` finds no more.
     """
     import dyad
 

@@ -28,7 +28,7 @@ sequence
 any task
   probe:TASK.json       labelled images or texts: a training and a test part (format: prompts.py, and --help)
 
-Entries are checked without importing torch.
+Entries are checked without importing torch, except classes: of texts.
 """
 
 from __future__ import annotations
@@ -81,8 +81,9 @@ def build_evaluators(
 def check_suite(config: TrainConfig) -> None:
     """Raise ConfigError for missing data and an invalid data.val, entry of eval.suite or eval.index.
 
-    eval.index is not checked where FAISS is not needed: without a data set, and for the exact search of images. Imports
-    no torch, makes no index, and converts no table, so damaged data may pass.
+    Raises DataError for a table or log that cannot be read. eval.index is not checked where FAISS is not needed:
+    without a data set, and for the exact search of images. Makes no index, converts no table, and reads no samples
+    other than the first rows of tables, so damaged data may pass. Imports no torch, except for classes of texts.
     """
     entries = list(_entries(config))
     for entry in entries:
@@ -95,8 +96,8 @@ def check_suite(config: TrainConfig) -> None:
 def _entries(config: TrainConfig) -> Iterator[SuiteEntry]:
     """Yield the data sets to evaluate on: data.val, if given, then the parsed entries of eval.suite.
 
-    Of the entries only the form is checked. Raises ConfigError for an entry of an unknown kind, without
-    a target, or of a kind that belongs to another task.
+    Of the entries only the form is checked. Raises ConfigError for an entry of an unknown kind, without a target, or of
+    a kind that belongs to another task.
     """
     of_text_views = config.task is Task.views and not config.has_images
     task = Task.question_passage if of_text_views else config.task

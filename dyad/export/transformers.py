@@ -20,9 +20,9 @@ from dyad.train.towers.models import ImageTextModel
 def write(folder: Path, source: ExportSource) -> None:
     """Write weights, configuration, tokenizer and image processor into `folder`.
 
-    Their classes are those of the CLIP or SigLIP from which the towers come. Adapters are merged in. Raises ConfigError
-    unless both towers are those of one CLIP or SigLIP of transformers, and for data.resize=longest, because image
-    processors do not pad.
+    The classes of model and tokenizer are those of the CLIP or SigLIP from which the towers come; the image processor
+    is of CLIP's class. Adapters are merged in. Raises ConfigError unless both towers are those of one CLIP or SigLIP of
+    transformers, and for data.resize=longest, because image processors do not pad.
     """
     model, name = _checked(source)
     whole = load_model(f"model.name={name}", name, pretrained=False).model

@@ -71,11 +71,12 @@ def seconds_sent(kind: str, size: float, ranks: int, devices: Devices) -> float:
 
 
 def images_per_core(config: TrainConfig, model: object, shard: str | None) -> tuple[float, str]:
-    """Return how many images one CPU core decodes and crops per second, and a text that says what was measured.
+    """Return (samples whose images one CPU core decodes and crops per second, a text that says what was measured).
 
     The first samples of `shard`, a path, are decoded for half a second on this machine; a shard without an index gets
     one. model: the model of the run, whose image size counts. Without a shard, for a model without images, and for
-    streamed or unreadable data, the rate is IMAGES_PER_CORE, of tests/benchmarks/RESULTS.md.
+    streamed or unreadable data, the result is IMAGES_PER_CORE, the rate of single images in
+    tests/benchmarks/RESULTS.md.
     """
     if shard is not None and isinstance(model, ImageModel):
         few = replace(config, global_batch_size=FEW, data=replace(config.data, train=shard))

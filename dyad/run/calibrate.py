@@ -32,8 +32,9 @@ def calibrate(config: TrainConfig, objective: Objective, known: Calibration | No
 def describe_inputs(config: TrainConfig, model: TwoTowerModel) -> Iterator[str]:
     """Yield at most one line for the log on the inputs of the towers, such as the size of images.
 
-    It has image size, resizing and normalisation, the most tokens of a text, and which activation is used. Nothing is
-    yielded unless the image tower is of another library (open_clip, timm, transformers).
+    It has image size, resizing and normalisation, the most tokens of a text, and the activation if that is QuickGELU or
+    model.activation=model chose it. Nothing is yielded unless the image tower is of another library (open_clip, timm,
+    transformers).
     """
     own = config.model
     if not isinstance(model, ImageModel) or own.image.kind not in {*ImageTower} - {ImageTower.cnn}:

@@ -41,7 +41,7 @@ def check_sweep(arguments: Sequence[str], configs: Sequence[TrainConfig]) -> Non
     arguments: the texts of the command line, such as "steps=10"; configs: one configuration per run. Raises ConfigError
     if `check_config` refuses a configuration, if no run reads a key of the command line, if an epoch of a run or of an
     auxiliary loss has fewer samples than a batch (as far as `_check_batch` counts them), or if two runs have the same
-    run folder.
+    run folder. Raises DataError as `check_config` does.
     """
     from dyad.train.cli.also import auxiliary_configs
     from dyad.train.cli.unread_keys import refuse_unread
@@ -61,11 +61,11 @@ def check_sweep(arguments: Sequence[str], configs: Sequence[TrainConfig]) -> Non
 def check_config(config: TrainConfig) -> None:
     """Raise ConfigError for mistakes in one configuration that can be found before model and data are loaded.
 
-    These are wrong values and combinations, data of data.train, data.val and eval.suite that are missing or of a wrong
-    kind (their first samples are read), trackers that cannot work, and a run folder that has another run (see
-    `check_run` in train/run_folder/folder.py). Whether no run reads a key, and whether an epoch fills a batch, is
-    checked by `check_sweep` alone. Raises DataError for a table or log that cannot be read. Of a plan (keys plan.*)
-    without plan.dry_run, only the values are checked, and task=sequence is refused.
+    These are wrong values and combinations, data of data.train, data.val and eval.suite that are missing, data.train
+    and data.val of a wrong kind (their first samples are read), trackers that cannot work, and a run folder that has
+    another run (see `check_run` in train/run_folder/folder.py). Whether no run reads a key, and whether an epoch fills
+    a batch, is checked by `check_sweep` alone. Raises DataError for a table or log that cannot be read. Of a plan (keys
+    plan.*) without plan.dry_run, only the values are checked, and task=sequence is refused.
     """
     from dyad.train.cli.also import auxiliary_configs, refuse_keys_of_shared_towers
     from dyad.train.config import Task

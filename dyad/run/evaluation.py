@@ -15,13 +15,15 @@ from dyad.train.tracking.logger import Logger
 
 @dataclass
 class Evaluation:
-    """Evaluates the current weights: `evaluation(step)` runs all evaluators and returns their metrics, name → value.
+    """Evaluates the weights of a run: `evaluation(step)` runs all evaluators and returns their metrics, name → value.
 
-    All ranks must call every method. Rank 0 writes the results of the newest evaluation to eval/*.json in `folder`, the
-    run folder. may_be_last(step): whether the run may end after `step` steps, the same on all ranks; only the results
-    of such a step contain example cases. examples: how many cases of each kind they contain. log: called with a line if
-    files cannot be written, which does not stop the run. results: on rank 0, the results of the newest evaluation in
-    the form of their files, one per evaluator; [] before the first evaluation, and on other ranks.
+    The weights are those in the context of `encoder.weights`: the current ones, or their moving averages (optim.ema).
+
+    All ranks must call every public method. Rank 0 writes the results of the newest evaluation to eval/*.json in
+    `folder`, the run folder. may_be_last(step): whether the run may end after `step` steps, the same on all ranks; only
+    the results of such a step contain example cases. examples: how many cases of each kind they contain. log: called
+    with a line if files cannot be written, which does not stop the run. results: on rank 0, the results of the newest
+    evaluation in the form of their files, one per evaluator; [] before the first evaluation, and on other ranks.
     """
 
     evaluators: Sequence[Evaluator]
@@ -49,7 +51,7 @@ class Evaluation:
             self.log(f"{error}: the results of step {step} are in metrics.jsonl alone. The run goes on")
 
     def conclude(self, logger: Logger, with_report: bool = True) -> None:
-        """Finish a completed run: write report.html if `with_report`, and send the last results to W&B and TensorBoard.
+        """Finish a completed run: write report.html if `with_report`, and send the last results to the trackers.
 
         logger: the run's logger, which sends the results and the report. Every rank must call it; rank 0 does the work.
         An error in the report or in the form of the results gives a line in the log, and is not raised.

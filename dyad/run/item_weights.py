@@ -23,8 +23,8 @@ def check_item_weights(
 
     Returns at most one line for the log: that the file was made of other data than these. Returns [] for an objective
     without such a file, and for a stream, of which nothing is checked. dataset: the training data, of which the first
-    LOOKED_UP samples are read. samples: their number. manifest: the files of the data. Raises DataError if the file
-    lacks an item of these samples, or if its record of its data is damaged.
+    LOOKED_UP samples are read. samples: the number of all its samples. manifest: the files of the data. Raises
+    DataError if the file lacks an item of these samples, or if its record of its data is damaged.
     """
     table = getattr(objective, "table", None)
     if not isinstance(table, ItemTable) or isinstance(dataset, Stream):

@@ -113,8 +113,8 @@ class ResumeSource:
     """The checkpoint folder that a run starts from, if any: at most one of `resume` and `weights` is not None.
 
     resume: the run continues where this checkpoint was written. weights: only the weights of the towers are taken from
-    this checkpoint (init_from). named: the value of resume= if it named the checkpoint `resume`, for run_state.json;
-    else None.
+    this checkpoint (init_from). named: the checkpoint that resume= named when the run began there, for run_state.json;
+    None if the run began in another way. A run that has gone on since has a later checkpoint as `resume`.
     """
 
     resume: Path | None = None
@@ -160,9 +160,9 @@ def lock_and_find(config: TrainConfig, folder: Path, stack: ExitStack) -> Resume
     The folder is made if it does not exist, and saves that were killed half-way are cleaned up (`tidy` in
     train/run_folder/checkpoint.py). The keys `resume` and `init_from` choose the checkpoint; a new run has none. If
     `resume` names the checkpoint at which the run in the folder began, that run's own newest checkpoint is taken.
-    Prints a line for each damaged checkpoint that is passed over. Raises ConfigError if the folder is in use, if it has
-    a run of another configuration, or if the chosen checkpoint does not exist; DataError if all checkpoints of the
-    chosen run are damaged; HardwareError if the folder cannot be written.
+    Prints a line for each damaged checkpoint that is passed over. Raises ConfigError if the folder cannot be made or is
+    in use, if it has a run of another configuration, or if the chosen checkpoint does not exist; DataError if all
+    checkpoints of the chosen run are damaged; HardwareError if the folder cannot be written.
     """
     with write_errors(folder):
         stack.enter_context(locked_folder(folder))
@@ -200,7 +200,8 @@ def restore_components(source: ResumeSource, components: Components, config: Tra
 
     Returns the restored state; for a new run, that of step 0. The state of the training step is also registered for
     future checkpoints. Call it on every rank, after `verify_source`. Raises ConfigError for a checkpoint of another
-    model, seed or data, and if the run may not continue from it (see `_next_step`); DataError for a damaged one.
+    model; if the run is resumed, also for one of another seed or data, and if the run may not continue from it (see
+    `_next_step`). Raises DataError for a damaged checkpoint.
     """
     restored = _restore_tensors(source, components, config)
     if state := restored.register("step_state", components.step.state_dict):

@@ -47,7 +47,7 @@ def images(
         return build(entry, open_shards(parse_sources(*named(entry), tables=prepared)), inputs)
 
     def check(entry: SuiteEntry) -> None:
-        """Raise ConfigError for shards and tables that are missing or invalid; nothing is opened."""
+        """Raise ConfigError for shards and tables that are missing or invalid; of a table only the head is read."""
         parse_sources(*named(entry), tables=checked_tables(table_options(replace(entry.data, **own))))
 
     return SuiteKind(Task.image_text, form, check, open_and_build)
