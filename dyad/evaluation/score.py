@@ -142,7 +142,7 @@ def _begin_or_continue(part: Path, about: Path, options: dict[str, Any], content
     try:
         begun = dict(read_json(about))
     except (OSError, ValueError, TypeError):
-        raise ConfigError(f"{about} cannot be read, which has the options of {part}. Restore it, or remove both") from None
+        raise ConfigError(f"{about}, the options of {part}, cannot be read. Restore it, or remove both") from None
     if other := next((key for key, value in options.items() if begun.get(key) != value), None):
         raise ConfigError(
             f"{part} was begun with {other}={begun.get(other)}, not {options[other]}. Give that again, or remove it"
