@@ -23,11 +23,11 @@ The route of one score, from embeddings to the loss and back, by file:
    the average of W ranks' gradients is that of the mean over all. gathered/duplicates.py counts equal keys.
 5. sums/lse.py: log_partition, an autograd function, returns the log-sum-exp of rows (b,) and of columns (M,).
    sums/lse_one_shift.py: find_bound looks for one shift for all logits; one_shift_sums sums exp(a_ij − shift) by tiles.
-   sums/lse_online.py: online_sums, an online softmax, takes over if there is no such shift.
+   sums/lse_online.py: online_sums, an online softmax, takes over if there is no such shift or a sum underflows.
    sums/conditions.py: a trainer assumes what find_bound and one_shift_sums check, reads it once a step, and takes the
    step again if it does not hold; in your own loop it is read at once, for which the host waits for a GPU.
-   sums/logits.py: from scores to logits. sums/tiles.py: Tiles.scores computes s_ij = <x_i, y_j> of one tile; no b×M
-   matrix exists. sums/lse_triton.py has the kernels for half precision on a GPU.
+   sums/logits.py: from scores to logits. sums/tiles.py: Tiles.scores computes s_ij = <x_i, y_j> of one tile; the
+   tiles are not kept, unless all take at most 128 MiB. sums/lse_triton.py has the kernels for half precision on a GPU.
 6. objectives/softmax.py: core_terms, from these log-sums and the scores of the positives, gives the mean f_i/τ of both
    directions; symmetric_dpm combines them to the loss, and forward returns it as ObjectiveResult.
 7. Backward: core_terms by autograd → _LogPartition.backward (sums/lse.py), with UpstreamGradients (sums/logits.py) →
@@ -35,21 +35,22 @@ The route of one score, from embeddings to the loss and back, by file:
    _Gather.backward (sums/all_gather.py) sums the gradients of y over ranks → the normalisation of objectives/base.py →
    the towers.
 
-A loss of rows alone takes sums/row_losses.py in place of steps 5 and 7. gathered/further_rows.py adds x items of no
-pair, such as wrong images, to the sums of columns.
+A loss of rows alone takes sums/row_losses.py in place of steps 5 and 7, if row i has no positive but y_i, columns have
+no log-weights and scores are not computed from half precision. gathered/further_rows.py adds x items of no pair, such
+as wrong images, to the sums of columns.
 
-Each file of objectives/ opens with its formula on whole score matrices, in one process: code that a test runs and
-compares. Read it first.
+Each file of objectives/ that defines a loss opens with its formula on whole score matrices, in one process: code that a
+test runs and compares. Read it first.
 
-The other families: objectives/logistic.py and objectives/pair_losses.py sum any function of a score by
-sums/pair_sum.py in place of step 5; oce.py and robust.py use them, and sums/row_select.py, which selects thresholds.
-objectives/spectral.py needs no scores. objectives/distillation.py compares the scores of each row's own list with a
-teacher's, and gathers nothing; objectives/scored_pairs.py compares the score of each pair with a given one.
-objectives/cpc.py is step 5 for sequences. objectives/estimators.py keeps numbers per sample in
-gathered/sample_state.py; gathered/importance.py reads importance weights from a file.
-nce_from_log_u of objectives/logistic.py is NCE of given log-probabilities, for your own loop; items that a run draws as
-noise (data/loading/drawn_items.py) come as further columns with log q.
-diagnostics.py computes metrics of the embeddings for the trackers.
+The other families: objectives/logistic.py and objectives/pair_losses.py sum any function of a score by sums/pair_sum.py
+in place of step 5; oce.py and robust.py use pair_losses.py; oce.py selects thresholds by sums/row_select.py.
+objectives/spectral.py needs the scores of pairs alone. objectives/distillation.py compares the scores of each row's own
+list with a teacher's, and gathers nothing unless it adds a softmax loss; objectives/scored_pairs.py compares the scores
+of pairs with given ones. objectives/cpc.py is step 5 for sequences. objectives/estimators.py keeps numbers per sample
+in gathered/sample_state.py; gathered/importance.py reads importance weights from a file. nce_from_log_u of
+objectives/logistic.py is NCE of given log-probabilities, for your own loop; items that a run draws as noise
+(data/loading/drawn_items.py) come as further columns with log q. diagnostics.py computes metrics of the embeddings for
+the trackers.
 
 Importing the package does not import torch. The first objective that is built imports it.
 """

@@ -18,7 +18,7 @@ def as_int64(name: str, values: Tensor | None, device: torch.device, *, pairs: b
     """Convert `values` to an int64 tensor on `device`, of the shape (n,), or (P, 2) if `pairs`; None stays None.
 
     values: integers in a tensor, list or array. name: what the message calls them. pairs: whether they are P pairs.
-    Raises ValueError for another shape, and for floats, complex numbers and bools.
+    Raises ValueError for another shape, and for floats (which torch makes of an empty list), complex numbers and bools.
     """
     if values is None:
         return None

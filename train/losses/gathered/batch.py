@@ -39,9 +39,9 @@ class Columns:
     (k, D). row_k (k,) int64: index of the local row that each item belongs to. keys_k (k,) int64: content keys, equal
     for equal items; needed if the objective compares keys of y. positive_k (k,) bool: True for a further positive of
     the row, False for a hard negative; None: all are hard negatives. importance_k (k,) float: log q of each item, with
-    q the density from which it was drawn; only for objectives that take `importance`. relevance_k (k,) float: weight in
-    (0, 1] of each further positive, not read for negatives; None: all 1. teacher_k (k,) float: a teacher's score of
-    each item for its row; only for objectives that take `teacher`.
+    q the density from which it was drawn; only for the objective nce with drawn noise. relevance_k (k,) float: weight
+    in (0, 1] of each further positive, not read for negatives; None: all 1. teacher_k (k,) float: a teacher's score of
+    each item for its row; only for distill_kl and margin_mse.
     """
 
     embeddings_kD: Tensor
@@ -60,7 +60,8 @@ class Columns:
         and keys_k in int64 and relevance_k in float32 or float64. relevance_k is dropped without positive_k, as hard
         negatives have no relevance. Raises ValueError for wrong shapes or types, and for a relevance of a positive
         outside (0, 1]. Not checked here: the width of the embeddings (Objective.of_embeddings checks it), and whether
-        row_k is a row of the batch (gather_batch checks it for positive_k and own lists, which alone use it).
+        row_k is a row of the batch (gather_batch checks it for positive_k and own lists, Distillation for its lists;
+        nothing else uses it).
         """
         if isinstance(negatives, Columns):
             return negatives._checked()
@@ -104,13 +105,13 @@ class GatheredBatch:
     leave out. keys: for x and for y, if given, (keys of this rank's rows (b,), keys of the first columns (≤ M,)),
     int64; equal keys mean the same item. sample_ids_b: int64 (b,), the index of each row's per-sample state.
     importance_m (m,): log q (weight 1/q) or ζ (weight e^(ζ/τ)) of this rank's m columns, as the caller gave it.
-    sample_ids_B: the sample ids of all ranks; None unless asked for. known: pairs that all sums leave out unless they
-    are in `positives`. owners: (global index of each row (b,), global index of the row to whose list each column
-    belongs (M,)): a row's list is its own y and its further columns, and its sums leave out the columns of other lists;
-    None: they do not. log_q_M: log q of all columns, with q the density from which a column was drawn; None unless
-    further columns have it. y_keys_M: the content keys of all columns; None unless given. relevance (P,): weight in (0,
-    1] of each positive pair, in the order of `positives`, without gradient; None: all 1. further_rows: x items of this
-    rank beside the pairs, see XNegatives.
+    sample_ids_B: the sample ids of all ranks; None unless asked for and each rank has as many x as y. known: pairs that
+    all sums leave out unless they are in `positives`. owners: (global index of each row (b,), global index of the row
+    to whose list each column belongs (M,)): a row's list is its own y and its further columns, and its sums leave out
+    the columns of other lists; None: they do not. log_q_M: log q of all columns, with q the density from which a column
+    was drawn; None unless further columns have it. y_keys_M: the content keys of all columns; None unless given.
+    relevance (P,): weight in (0, 1] of each positive pair, in the order of `positives`, without gradient; None: all 1.
+    further_rows: x items of this rank beside the pairs, see XNegatives.
     """
 
     x_bD: Tensor
@@ -215,18 +216,19 @@ def gather_batch(
     for each y, from which its log-weight in the sums is computed: log q (weight 1/q, with q the density from which it
     was drawn) or ζ (log-weight ζ/τ).
 
-    known_positives: keys of y items that are relevant to a row. A row's sums leave out the columns with these keys,
-    unless `positives` pairs them with the row. equal_is_positive: whether columns with a content key of the row are
-    positives; known_positives does not leave these out either. gathers_ids: whether to gather sample_ids_B. own_lists:
-    whether a row's sums leave out the columns of other rows: their y and their `negatives`. relevance: weights in (0,
-    1] of the pairs (x_i, y_i), (b,), or of the pairs in `positives`, (P,). x_negatives: x items beside the pairs,
-    candidates of columns alone; a column's sum leaves out those with the key of the column's own x, and with own_lists
-    those of other rows.
+    known_positives: keys of y items that are relevant to a row. A row's sums leave out the columns with these keys, but
+    for the row's positives. equal_is_positive: whether columns with a content key of the row are positives;
+    known_positives does not leave these out either. gathers_ids: whether to gather sample_ids_B. own_lists: whether a
+    row's sums leave out the columns of other rows: their y and their `negatives`. relevance: weights in (0, 1] of the
+    pairs (x_i, y_i), (b,), or of the pairs in `positives`, (P,). x_negatives: x items beside the pairs, candidates of
+    columns alone; a column's sum leaves out those with the key of the column's own x, and with own_lists those of other
+    rows.
 
     Every rank must call it, and give each argument that any rank gives, if only an empty one. Raises ValueError for
     shapes that do not fit each other, for pairs of a row or column that does not exist, for a global batch without
-    rows, for known_positives without y_keys, and for further items without the keys or the log q that the items of the
-    pairs have.
+    rows, for known_positives without y_keys, for further items without the keys that the items of the pairs have, and
+    for further columns with log q without `importance`. Within collect_checks(speculative=True) of sums/conditions.py
+    the indices of rows and columns are assumed to exist.
     """
     further = negatives.embeddings_kD if negatives else y_mD[:0]
     rows, columns, extra, more_positives = _layouts(x_bD, y_mD, further, negatives)

@@ -26,10 +26,10 @@ class Anchors:
     """The anchors of one direction: this rank's b rows (x scored against all y), or all M columns (y against all x).
 
     Tensors have one entry for each anchor. counts: number m_i of the anchor's candidates, int64, which with
-    positives=exclude includes the one positive of each sum; positives: number of its positives, int64; valid: bool,
-    whether it has candidates and a positive, False for further columns (y items beside the pairs). share: W / (number
-    of valid anchors of all W ranks), 0-d, by which a rank multiplies the sum over its anchors; the average of the
-    results over ranks is the mean over anchors. own: the slice of this rank's anchors.
+    one_positive_per_sum(options) includes the one positive of each sum; positives: number of its positives, int64;
+    valid: bool, whether it has candidates and a positive, False for further columns (y items beside the pairs). share:
+    W / (number of valid anchors of all W ranks), 0-d, by which a rank multiplies the sum over its anchors; the average
+    of the results over ranks is the mean over anchors. own: the slice of this rank's anchors.
     """
 
     counts: Tensor
@@ -112,8 +112,8 @@ class Relations:
     def plain(self) -> bool:
         """Whether y_i is the one positive of each row i, and embeddings are float32 or float64, not half precision.
 
-        A loss of rows alone then uses row_losses (sums/row_losses.py); for half precision log_partition (sums/lse.py)
-        has faster kernels.
+        A loss of rows alone without log-weights then uses row_losses (sums/row_losses.py); for half precision
+        log_partition (sums/lse.py) has faster kernels.
         """
         return self.batch.positives.own is not None and self.same is None and self.batch.x_bD.dtype.itemsize > 2
 
@@ -137,14 +137,15 @@ def relations(batch: GatheredBatch, options: PairOptions) -> Relations:
 
     Candidates of a row are all columns; with candidates=negatives or positives=exclude, all columns that are no
     positives of the row. In the same way, candidates of a column are rows; further rows (x items beside the pairs) are
-    candidates of all columns of pairs. A row and a column are no candidates of each other if batch.excluded lists the
-    pair, if batch.known has it and it is no positive, if they belong to different lists (batch.owners), or, with
-    duplicates=mask, if their keys are equal and the pair is no positive. options: the objective's choice of candidates
-    and positives.
+    candidates of all columns of pairs, but for what batch.further_rows excludes. A row and a column are no candidates
+    of each other if batch.excluded lists the pair, if batch.known has it and it is no positive, if they belong to
+    different lists (batch.owners), or, with duplicates=mask, if their keys are equal and the pair is no positive.
+    options: the objective's choice of candidates and positives.
 
     Raises ConfigError if duplicates are compared and the batch has no keys, if candidates=negatives has fewer than 2
     columns, if duplicates=positive makes too many pairs to be listed (_with_equal_keys), and if positives=single and a
-    row or column has several listed positives.
+    row or column has several listed positives (within collect_checks(speculative=True) of sums/conditions.py none is
+    assumed to have).
     """
     by_key = bool(batch.compared_keys(options.duplicates))
     if options.candidates is CandidateSet.negatives and len(batch.y_MD) < 2:
@@ -177,9 +178,10 @@ def relations(batch: GatheredBatch, options: PairOptions) -> Relations:
 def without_positives(related: Relations, options: PairOptions) -> tuple[Exclusion, Tensor]:
     """Return an Exclusion with which sums run over negatives alone, and a mask (P,) bool of the P positive pairs.
 
-    The Exclusion leaves out all pairs that are no candidates, and all positives in batch.positives. The mask says which
-    positive pairs are in the softmax sum of their own term: all with one_positive_per_sum(options), else those that are
-    candidates. related: the result of `relations`, from the same `options`.
+    The Exclusion leaves out all pairs that are no candidates, and all positives in batch.positives. Candidates that
+    only equal keys make positives (related.same) stay in the sums. The mask says which positive pairs are in the
+    softmax sum of their own term: all with one_positive_per_sum(options), else those that are candidates. related: the
+    result of `relations`, from the same `options`.
     """
     batch, exclusion = related.batch, related.exclusion or Exclusion()
     positives, dropped = batch.positives, exclusion.dropped

@@ -117,8 +117,9 @@ class SampleState:
         layout: how the batch is distributed over ranks. dtype: the type of the floats returned. ids_B: the sample ids
         of all ranks, if the caller has gathered them; None: they are gathered here. summed=False: `old` of the result
         is this rank's share, which the caller sums over ranks and sets by StateRead.with_old. Raises ConfigError
-        without ids and, on all ranks, for ids outside 0 … n−1; ValueError for a wrong number of ids; HardwareError, in
-        the first call, if a scratch file cannot be written.
+        without ids and, on all ranks, for ids outside 0 … n−1, unless collect_checks(speculative=True) of
+        sums/conditions.py assumes that there are none; ValueError for a wrong number of ids; HardwareError if a scratch
+        file cannot be written.
         """
         if sample_ids_b is None:
             raise ConfigError("this objective keeps state for every sample: give it sample_ids")

@@ -41,10 +41,10 @@ class Objective(nn.Module):
     """An objective (loss function) of in-batch pairs, and the base class of all of them. Call it as `forward` says.
 
     Subclasses implement `of_batch` (from the batch gathered over ranks), or `of_embeddings` if they need no gathered
-    columns. options: the ObjectiveOptions that configure the objective; subclasses narrow the type. takes: the names of
-    the optional arguments of forward that the objective accepts, by default options.takes. sample_state: the
-    objective's numbers for every training sample; None if it keeps none. gathers_ids: whether of_batch needs the sample
-    ids of all ranks.
+    columns. options: the ObjectiveOptions that configure the objective; subclasses narrow the type. takes: the optional
+    arguments of forward that the objective accepts, in the words of ObjectiveOptions.takes; by default options.takes.
+    sample_state: the objective's numbers for every training sample; None if it keeps none. gathers_ids: whether
+    of_batch needs the sample ids of all ranks.
     """
 
     sample_state: SampleState | None = None
@@ -80,14 +80,16 @@ class Objective(nn.Module):
         cosine. With options.matryoshka the losses of embeddings cut to these widths are added, and are metrics, such as
         loss_64. Only SimCLR takes y_mD=None: x_bD then holds both views. Scores are float32, or float64 for float64
         embeddings. Every other argument is None if not given; ids, keys and lists of pairs are int64, or integers that
-        torch.as_tensor takes. sample_ids_b: (b,), the indices of per-sample state, for objectives that keep one.
-        negatives: (b, k, D), k hard negatives per row, or Columns (a list of further y items). positives, excluded: (P,
-        2), P pairs (local row, global column); without positives, row i of x and row i of y are a pair; excluded pairs
-        are in no sum. x_keys, y_keys: (b,), equal for the same item; x_keys or y_keys is needed unless duplicates=keep.
-        known_positives: keys of items that are relevant to a row: columns with these keys are not among the row's
-        negatives; y_keys must be given. x_target, y_target: (b, D), embeddings of the same x and y by a target network.
-        x_negatives: x items of no pair, negatives of the y of all pairs; they have no term of their own in the loss.
-        more: arguments that only some objectives take, see their classes: importance, lengths, teacher.
+        torch.as_tensor takes. sample_ids_b: (b,), the indices of the samples in per-sample state or in a .npy file of
+        numbers, for objectives that have one. negatives: (b, k, D), k hard negatives per row, or Columns (a list of
+        further y items). positives, excluded: (P, 2), P pairs (local row, global column), where global columns are the
+        y of all ranks in rank order, then the further y items of all ranks; without positives, row i of x and row i of
+        y are a pair; excluded pairs are in no sum. x_keys, y_keys: (b,), equal for the same item; one of them is needed
+        with duplicates=mask or positive, y_keys with a file of numbers by content key. known_positives: keys of items
+        that are relevant to a row: columns with these keys are not among the row's negatives; y_keys must be given.
+        x_target, y_target: (b, D), embeddings of the same x and y by a target network. x_negatives: x items of no pair,
+        negatives of the y of all pairs; they have no term of their own in the loss. more: arguments that only some
+        objectives take, see their classes: importance, lengths, teacher.
 
         relevance: a weight w in (0, 1] for each positive pair: (b,), of row i and column i; with `positives` (P,), in
         their order; Columns holds the weights of further positives. The weight multiplies the pair's term f in each
@@ -97,7 +99,8 @@ class Objective(nn.Module):
 
         Every rank must call it and give arguments of the same names, empty if it has none (k = 0). Per-sample state and
         running means change in training mode with gradients enabled, not under no_grad or inference_mode. Raises
-        ValueError for inputs with wrong shapes, types or names, ConfigError for options that do not fit the inputs, and
+        ValueError for inputs with wrong shapes, types or names, ConfigError for options that do not fit the inputs,
+        DataError for an item that a file of numbers lacks, HardwareError if per-sample state finds no room, and
         RuntimeError within a transform of torch.func, and in a backward with create_graph=True where a second
         derivative would be wrong.
         """
@@ -174,8 +177,9 @@ class Objective(nn.Module):
         """Return the loss and metrics of the global batch. The caller must normalise first if the similarity is cosine.
 
         x_bD: the embeddings of this rank's b rows; y_mD: those of its m columns, None only for SimCLR. inputs: the
-        other arguments of Objective.forward (ids, keys, lists of pairs, hard negatives) by name, None where not given.
-        Raises ValueError for wrong shapes. Every rank must call it.
+        other arguments of Objective.forward (ids, keys, lists of pairs) by name, negatives as Columns; None where not
+        given, but targets and what forward calls `more` are then absent. Raises ValueError for wrong shapes,
+        ConfigError for candidates=list without negatives. Every rank must call it.
         """
         if y_mD is None or x_bD.ndim != 2 or y_mD.ndim != 2 or x_bD.shape[1] != y_mD.shape[1]:
             raise ValueError(f"x must be (b, D) and y (m, D), not {shapes(x_bD, y_mD)}")
@@ -210,8 +214,8 @@ class Objective(nn.Module):
         With these weights, the logit of a pair with cosine s is exp(logit_scale) · s + logit_bias. names: which of
         "temperature" and "init_bias" may be set. logit_bias: None if the weights were trained with a softmax. If τ is
         learned, it is clamped to its range. Returns name → value of what was set; {} for an objective without a
-        temperature, and for one whose logits have another bias than the weights, such as NCE. To be called before the
-        first step, on every rank.
+        temperature parameter, and for one whose logits have another bias than the weights, such as NCE. To be called
+        before the first step, on every rank.
         """
         return {}
 
@@ -225,7 +229,7 @@ class Objective(nn.Module):
         """Restore per-sample state and running means to their values before the last call of forward.
 
         To be called, on every rank, if the optimiser step of that call is skipped. Parameters that an optimiser steps
-        stay.
+        stay, except a ν (objective.nu=sgd) that this call gave its first value.
         """
         if self.sample_state is not None:
             self.sample_state.undo()

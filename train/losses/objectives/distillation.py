@@ -1,5 +1,6 @@
-"""Distillation of a teacher: the scores of a row's own list become like those that a teacher, such as a cross-encoder,
-gave the same list.
+"""Distillation: the scores of a row's own list become like those that a teacher gave the same list.
+
+A teacher is another model, such as a cross-encoder.
 
 The formulas on whole matrices, in one process; tests/train/losses/objectives/test_dense_formulas.py runs them:
 

@@ -53,9 +53,10 @@ class LabelledPairs:
     """The pairs of a batch, labelled as data (the positives) or noise (the negatives).
 
     Data are the positives of the batch and, with duplicates=positive, all pairs with an equal key. Noise are all other
-    pairs, also those of a further row and the y of a pair, except those that the batch excludes. exclusion: the pairs
-    that the sum over tiles of the score matrix skips: the excluded pairs, and the listed positives, which are summed
-    one by one. equal: for each kind of key, keys of rows (b,) and columns (M,); pairs with an equal key are data.
+    pairs, also those of a further row and the y of a pair. Neither data nor noise are excluded pairs, known positives
+    of a row that are not data and, with duplicates=mask, other pairs with an equal key. exclusion: the pairs that the
+    sum over tiles of the score matrix skips: those that are neither, and the listed positives, which are summed one by
+    one. equal: for each kind of key, keys of rows (b,) and columns (M,); pairs with an equal key are data.
     """
 
     batch: GatheredBatch
@@ -219,8 +220,9 @@ class Nce(LogisticObjective):
     1/num_samples; with file the file holds log q_j of the columns, by content key or by sample id.
 
     With any other options.noise the caller draws y items from q and gives them as further columns, with log q of these
-    and of its own columns (importance). Every row is paired with all K of them, and with none of the batch: k_n/k_d =
-    K, and log u models log p(y|x), normalised at the optimum (Mnih & Teh 2012, who draw k for each data point).
+    and of its own columns (importance). forward then takes no lists of pairs and no relevance. Every row is paired with
+    all K items, and with none of the batch: k_n/k_d = K, and log u models log p(y|x), normalised at the optimum (Mnih &
+    Teh 2012, who draw k for each data point).
 
     There is no options.noise=learnt. That the optimum is the normalised data density is proved for a fixed q, known at
     all data and noise points (Gutmann & Hyvärinen 2012, theorem 1). A q that learns beside u needs a loss of its own,
@@ -244,9 +246,10 @@ class Nce(LogisticObjective):
         """Return the loss of a batch whose K further columns are noise drawn from q, and metrics.
 
         Raises ConfigError without further columns, without log q of all columns, or for listed positives; ValueError if
-        a log q is not finite. Two metrics are left out if costly metrics are not wanted: noise_probability, the mean
-        σ(a) of noise; and log_z, the mean over rows i of log (1/K) Σ_j u_ij/q_j, an estimate by importance sampling of
-        log Σ_y u, which is 0 for a normalised model.
+        a log q is not finite, which collect_checks(speculative=True) of sums/conditions.py assumes not to be. Two
+        metrics are left out if costly metrics are not wanted: noise_probability, the mean σ(a) of noise; and log_z, the
+        mean over rows i of log (1/K) Σ_j u_ij/q_j, an estimate by importance sampling of log Σ_y u, which is 0 for a
+        normalised model.
         """
         total, log_q_M = batch.columns.total, batch.log_q_M
         drawn = len(batch.y_MD) - total
@@ -288,8 +291,9 @@ class BinaryNce(LogisticObjective):
     """NCE with equal priors: L = ½ mean_data sp(−a) + ½ mean_noise sp(a), a = s/τ + bias, sp(a) = log(1 + e^a).
 
     The means are over data pairs (positives) and noise pairs (negatives). Twice this loss is NCE with one noise pair
-    per data pair. With negatives_per_positive = r, the noise of global row i is only the columns i+1 … i+r (mod B), at
-    a cost of O(b·r·D); forward then raises ConfigError for r ≥ B, further columns, and lists of pairs.
+    per data pair. With negatives_per_positive = r, global row i is compared only with its own column and the columns
+    i+1 … i+r (mod B), at a cost of O(b·r·D); forward then raises ConfigError for r ≥ B, further columns, and lists of
+    pairs.
     """
 
     options: BinaryNceOptions
@@ -347,7 +351,7 @@ def nce_from_log_u(
     log_z: log Z, a float or a parameter. The mean over ranks of the result is the loss of all points. Every rank must
     call it.
 
-    Raises ValueError, on all ranks, where log q is not finite: q must be positive wherever there are data.
+    Raises ValueError, on all ranks, if log q of a data or noise point is not finite: q must be positive there.
     """
     data, noise = Layout.of(log_u_data.flatten(), log_u_noise.flatten())
     bad = data.sum_(torch.stack([(~log_q.isfinite()).sum() for log_q in (log_q_data, log_q_noise)]))

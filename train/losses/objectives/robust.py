@@ -77,10 +77,11 @@ class RobustObjective(TemperatureObjective):
         """Return OCE + ρτ of each side (anchors x, anchors y), (number of sides,), and metrics as means over the sides.
 
         Both are this rank's shares, whose means over ranks are the values of the global batch. OCE: the optimised
-        certainty equivalent, averaged over rows; ρ: options.rho, 0 for None; τ: temperature. In training mode with
-        gradients enabled, a ν per sample is updated, and a learned ν gets its first value. losses: side → the losses of
-        its rows. sample_ids_b: the samples' indices in the stored state, needed with options.nu=state. rows: which rank
-        holds which samples. Every rank must call it, unless options.nu=closed_form.
+        certainty equivalent, averaged over rows; ρ: options.rho, 0 for None; τ: temperature. The relevance of a row
+        multiplies both. In training mode with gradients enabled, a ν per sample is updated, and a learned ν gets its
+        first value. losses: side → the losses of its rows. sample_ids_b: the samples' indices in the stored state,
+        needed with options.nu=state. rows: which rank holds which samples. Every rank must call it, unless
+        options.nu=closed_form.
         """
         tau = 1 / self.scale(next(iter(losses.values())).p_R)
         if self.options.nu is Nu.state:
@@ -108,11 +109,12 @@ class RobustObjective(TemperatureObjective):
         return value, {name: losses.mean(values_R) for name, values_R in of_rows.items()}
 
     def _with_sgd(self, losses: dict[str, Losses], tau: Tensor, rows: Layout) -> list[tuple[Tensor, Metrics]]:
-        """Return, for each side, the optimised certainty equivalent (OCE) of the rows' losses, and its metrics.
+        """Return, for each side, the weighted sum of the rows' OCE, each at the learned ν, and metrics.
 
-        ν is one scalar per side, shared by all of its rows and learned by SGD. Its gradient is
-        1 − mean_r mean_j φ*'((ℓ_rj − ν)/τ), over rows r and their losses ℓ_rj; φ* is the conjugate of the divergence.
-        losses: the losses of the rows by side. tau: τ. rows: which rank holds which samples.
+        OCE: optimised certainty equivalent, here not at its minimum over ν. ν is one scalar per side, shared by all of
+        its rows and learned by SGD. Its gradient is 1 − mean_r mean_j φ*'((ℓ_rj − ν)/τ), over rows r and their losses
+        ℓ_rj; φ* is the conjugate of the divergence. losses: the losses of the rows by side. tau: τ. rows: which rank
+        holds which samples.
         """
         of_sides = []
         for nu, of_side in zip(self._learning_nu([*losses.values()], tau.detach(), rows), losses.values(), strict=True):
@@ -200,12 +202,12 @@ class Coce(RobustObjective):
     """Compositional OCE (optimised certainty equivalent) of the score differences between candidates and positives.
 
     options.setting names the candidates of an anchor. self and supervised: all columns except the positives of the row.
-    With one positive per row (self) these are the columns of the B − 1 other pairs; supervised means that positives are
-    labelled, by lists or keys. semi: all columns, so that unlabelled positives may be among the candidates. With
-    options.candidates=list, candidates are further limited to the row's own list: the column of its pair and its
-    further columns. With setting=supervised these are the labelled negatives of the row (Zhu et al. 2022). With
-    options.nu=state, which has one ν for a sample, forward raises ConfigError if a row has several positives, unless
-    the pair loss is the identity.
+    With one positive per row (self) these are the columns of the B − 1 other pairs and further columns; supervised
+    means that positives are labelled, by lists or keys. semi: all columns, so that unlabelled positives may be among
+    the candidates. With options.candidates=list, candidates are further limited to the row's own list: the column of
+    its pair and its further columns. With setting=supervised these are the labelled negatives of the row (Zhu et al.
+    2022). With options.nu=state, which has one ν for a sample, forward raises ConfigError if positives are listed or
+    duplicates=positive, unless the pair loss is the identity and, with anchors y, each rank has as many x as y.
     """
 
     options: CoceOptions

@@ -58,7 +58,7 @@ class ScoredPairs(Objective):
 class CoSENT(ScoredPairs, TemperatureObjective):
     """L = log(1 + Σ_{i,j: t_i > t_j} e^((s_j − s_i)/τ)) over the pairs i, j of the global batch.
 
-    Each pair of a lower score that is as similar as one of a higher score adds to the loss; equal scores are not
+    The loss grows with the similarity of a pair minus that of any pair of a higher score; pairs of equal scores are not
     compared (Huang et al. 2024, CoSENT: consistent sentence embedding via similarity ranking, IEEE/ACM TASLP 32). The
     sum over j of one i is a prefix of the pairs sorted by t, so memory is linear in B.
     """

@@ -70,9 +70,8 @@ def symmetric_dpm(
     L = mean_i f_i^row + mean_j f_j^column, where f_i is the loss of anchor i as in core_terms. The model is p(y|x) ∝
     p(y) exp(s(x, y)/τ) in both directions, with the batch as a sample of p (Wang et al. 2024, arXiv:2410.09156). row,
     column: this rank's shares of the means over anchors of f/τ, 0-d. tau: τ. options.directions chooses the sum, the
-    mean, or one of them. tau_scaled=false leaves out the factor τ of f and of ρ. A radius ρ (options.rho) adds ρτ to
-    each direction, times its mean relevance (`relevance`); L is then the dual of a loss that is robust over a KL ball
-    (Qiu et al. 2023, eq. 4).
+    mean, or one of them. tau_scaled=false leaves out the factor τ of f. With tau_scaled a radius ρ (options.rho) adds
+    ρτ to each direction, times its mean `relevance`, for a loss that is robust over a KL ball (Qiu et al. 2023, eq. 4).
 
     CLIP is ½ mean_i [−log (e^a_ii / Σ_j e^a_ij) − log (e^a_ii / Σ_j e^a_ji)] = L / (2τ), with logits a = s/τ (Radford
     et al. 2021). GCL takes the mean over the negatives in place of the sum. info_nce, dpr and epr use the rows alone.
@@ -120,8 +119,8 @@ class OneSidedDPM(SoftmaxObjective):
 
     f_i = τ LSE_{j∈C_i}(d_ij/τ + ω_j), with log-weights ω_j = −log q_j or ζ_j/τ (Wang et al. 2024, arXiv:2410.09156, eq.
     4). The score of the positive that is subtracted in d_ij has no weight. With options.importance=log_q or zeta, the
-    argument `importance` of forward, (m,) of this rank's y, or else options.importance_file gives log q or ζ; without
-    either, forward raises ConfigError. Other symbols as in the module docstring.
+    argument `importance` of forward, (m,) of this rank's y, or else options.importance_file gives log q or ζ. forward
+    raises ConfigError without either, and for further columns without a file by content key.
     """
 
     def __init__(self, options: OneSidedDPMOptions) -> None:
@@ -366,10 +365,10 @@ def _by_key(side: DirectionSums, a_b: Tensor) -> Tensor:
 
 
 def _own_minus_mean(related: Relations, scale: Tensor) -> tuple[Tensor, Tensor]:
-    """Return Σ_i (a_ii − mean_{p∈P_i} a_ip) for rows and for columns, where P_i is every column of the same item as i.
+    """Return this rank's part of Σ_i (a_ii − mean_{p∈P_i} a_ip), over the rows and over the columns i, 0-d each.
 
-    a: the logits. scale: 1/τ. Since Σ_j mean_{i~j} s_ij = Σ_i x_i · Σ_{j~i} y_j / |P_j|, where i ~ j means that i and j
-    are the same item, each row computes its part of the means of columns, and x of the other ranks is not needed. An
+    i ~ j: i and j are the same item. P_i: every column p ~ i. a: the logits. scale: 1/τ. Since Σ_j mean_{i~j} s_ij =
+    Σ_i x_i · Σ_{j~i} y_j / |P_j|, each row computes its part of the means of columns without x of the other ranks. An
     anchor whose only positive is its own pair contributes exactly 0, also to the gradient.
     """
     batch, same, own = related.batch, related.same, related.batch.columns.own

@@ -1,4 +1,4 @@
-"""Options that several objectives share, ranges of numeric options, and the presets that `--help` lists as objectives.
+"""Options that several objectives share, ranges of numeric options, and `preset`, which makes the options of one name.
 
 This package imports no torch, so that `--help` and the validation of a configuration start at once.
 """
@@ -89,11 +89,11 @@ class ObjectiveOptions:
 
     formula: "module:Class" of the objective in train.losses.objectives, which is imported when the objective is built;
     of a plugin, "module:Class" with any module, or the class. takes: the arguments that Objective.forward accepts
-    beside embeddings, keys and sample ids; "targets" stands for x_target and y_target. inputs: the kind of x and y:
-    "pairs", "scores" (of positives and of negatives), "sequences", "log-likelihoods", "scored pairs" (each with a given
-    score) or "scored lists" (pairs with further items, and a given score of each). exact: whether the loss and its
-    gradients are those of the global batch on any number of ranks, which a run checks for a plugin; False for a loss
-    that is meant to depend on the number of ranks.
+    beside embeddings, keys and sample ids; "targets" stands for x_target and y_target, "excluded" for known_positives
+    too. inputs: the kind of x and y: "pairs", "scores" (of positives and of negatives), "sequences", "log-likelihoods",
+    "scored pairs" (each with a given score) or "scored lists" (pairs with further items, and a given score of each).
+    exact: whether the loss and its gradients are those of the global batch on any number of ranks, which a run checks
+    for a plugin; False for a loss that is meant to depend on the number of ranks.
     """
 
     formula: ClassVar[Any]
@@ -106,7 +106,7 @@ class ObjectiveOptions:
 
     @property
     def has_logit_bias(self) -> bool:
-        """Whether the logit of a pair with score s is s/τ + b with a learned bias b and no other term, as in SigLIP."""
+        """Whether the loss is SigLIP's, with the logit s/τ + b of a score s: pretrained τ and b of SigLIP fit it."""
         return False
 
     @property
@@ -166,7 +166,7 @@ class ObjectiveOptions:
         return iter(())
 
     def broken_by(self, batch: ExpectedBatch) -> Iterator[str]:
-        """Yield an error message for each reason why the objective cannot be computed from the batches of a run.
+        """Yield error messages that say why the objective cannot be computed from the batches of a run.
 
         batch: the properties of these batches.
         """
@@ -271,8 +271,9 @@ class TemperatureOptions(ObjectiveOptions):
 class NestedOptions(TemperatureOptions):
     """Options of objectives that can also train the first numbers of an embedding to be an embedding on their own.
 
-    The loss is then the sum of the losses of embeddings cut to each of these widths, and of whole ones: the sum over M
-    of equation 1 of Matryoshka representation learning, with all c_m = 1 (Kusupati et al. 2022, arXiv 2205.13147).
+    matryoshka: smaller widths. The loss is the sum of the losses of embeddings cut to each of these widths, and of
+    whole ones: the sum over M of equation 1 of Matryoshka representation learning, with all c_m = 1 (Kusupati et al.
+    2022, arXiv 2205.13147).
     """
 
     matryoshka: list[int] = described(

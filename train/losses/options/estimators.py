@@ -97,8 +97,9 @@ class EstimatorOptions(TemperatureOptions):
     def schedule(self) -> tuple[float, float, float]:
         """The tuple (γ at the start, γ at the end, the number of epochs between them), see `gamma_at`.
 
-        For a constant γ, start and end are equal. With gamma=auto, the end follows from gamma_epochs. If gamma_epochs
-        is None, only the start is valid: a run sets gamma_epochs to its number of epochs before it uses the end.
+        For a constant γ, start and end are equal. With gamma=auto, the end is gamma_min, or follows from gamma_epochs
+        if gamma_min is None. While both are None, only the start is valid: a run sets gamma_epochs to its number of
+        epochs before it uses the end.
         """
         gamma, last, epochs = self.gamma, self.gamma_min, self.gamma_epochs or math.inf
         if gamma == AUTO:

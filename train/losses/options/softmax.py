@@ -19,7 +19,7 @@ from dyad.train.losses.options.common import (
 
 @dataclass
 class SoftmaxOptions(PairOptions):
-    """Options of the softmax family, whose losses are all computed by core_terms in objectives/softmax.py."""
+    """Options of the softmax family: of SoftmaxObjective in objectives/softmax.py and its subclasses."""
 
     formula: ClassVar[str] = "softmax:SoftmaxObjective"
 

@@ -1,4 +1,4 @@
-"""Options of the spectral family, and its presets: embeddings without normalisation, no temperature."""
+"""Options of the spectral family, and its presets: no temperature, and by default embeddings without normalisation."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass

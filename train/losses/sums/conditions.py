@@ -5,7 +5,8 @@ objective within `collect_checks`: conditions are then assumed and read later, w
 condition did not hold, the trainer drops the result and computes the objective again with speculative=False. Outside of
 `collect_checks` every condition is read at once.
 
-Sums over ranks that only metrics need are left to the trainer in the same way, which sends them with its scalars.
+Sums over ranks that the loss does not need, but metrics or per-sample state, are left to the trainer in the same way,
+which sends them with its scalars.
 """
 
 from collections.abc import Callable, Iterator
@@ -39,7 +40,8 @@ class Checks:
     underflows") is true, instead of reading it, for which the host would wait for the GPU. sizes: the layouts of the
     global batch; None if not known. logged: whether costly metrics are wanted. These settings are the same on all
     ranks. The objective appends to two lists. conditions: those that it assumed or read on this rank; the trainer must
-    check them. later: (1-d values to sum over ranks, function that makes metrics of the sum), see `summed_later`.
+    check them. later: (1-d values to sum over ranks, function that makes metrics of the sum and may store per-sample
+    state), see `summed_later`.
     """
 
     speculative: bool
@@ -121,7 +123,7 @@ def summed_later(values: Tensor, layout: Layout, finish: Finish) -> dict[str, Te
 
     Within `collect_checks` return {} and append (values, finish) to Checks.later: the trainer sums over ranks and calls
     `finish`, also in an attempt that it then drops and undoes. values: 1-d; outside of `collect_checks` the sum is
-    written over them. layout: the ranks of the sum. Every rank must call it.
+    written over them. finish: may also store per-sample state. layout: the ranks of the sum. Every rank must call it.
     """
     if (checks := _CHECKS.get()) is None:
         return finish(layout.sum_(values) if len(values) else values)

@@ -24,9 +24,10 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 @cache
 def fuses(device: torch.device) -> bool:
-    """Whether functions are compiled for `device`: a GPU that computes in bf16, and for which Triton can compile.
+    """Whether functions are compiled for `device`: a GPU that computes in bf16 and can run the loss's Triton kernels.
 
-    The first call for a GPU compiles a small kernel; if that fails, the reason is printed to stderr.
+    The latter is triton_setup.compiles. The first call for a GPU compiles a small kernel; if that fails, the reason is
+    printed to stderr.
     """
     if device.type != "cuda" or torch.cuda.get_device_capability(device) < (8, 0):
         return False

@@ -9,8 +9,8 @@ column sums, and the gradients of these sums.
 
 There are two ways to sum. lse_one_shift.py: |a_ij| ≤ scale·max|x|·max|y| gives one shift that every rank knows, so that
 one exp per score and plain sums over tiles and ranks suffice. lse_online.py: an online softmax keeps a running maximum
-per row and column, and allows a scale for each row and column. It is used when the bound is too wide or a plain sum
-underflows.
+per row and column, and allows a scale for each row and column. It is used for such scales, when the bound is too wide,
+and when a plain sum underflows.
 """
 
 import math
@@ -56,14 +56,15 @@ def log_partition(
 
     rows_i = log Σ_j exp(a_ij + column_weights_j), columns_j = log Σ_i exp(a_ij + row_weights_i), with logits a_ij =
     scale · <x_i, y_j>; column sums run over the rows i of all ranks. x_bD: the row embeddings of this rank; y_MD: the
-    column embeddings gathered from all ranks; both bf16, fp16, float32 or float64, of one type. scale: 0-d, the same on
-    every rank, or Scales (a scale for each row and column). layout: how the columns are distributed over ranks; None:
-    nothing is sent, the caller uses row sums only, and the column results have no meaning. exclusion: pairs to leave
-    out; None: no pair. row_weights_B (of all ranks, distributed as the columns), column_weights_M: log-weights; None:
-    all 0. shares: a function from the log-sums of this rank's rows to further numbers, which the collective of the
-    column sums sums over ranks too; their sum, without gradient, is a third result. The first two results are float32
-    or float64. A row or column whose pairs are all left out gets −inf, with gradient zero. Differentiable once in x, y,
-    scale and log-weights; a backward with create_graph=True raises RuntimeError.
+    column embeddings gathered from all ranks; both bf16, fp16, float32 or float64; if one is float64, so is the other.
+    scale: 0-d, the same on every rank, or Scales (a scale for each row and column). layout: how the columns are
+    distributed over ranks; None: nothing is sent, the caller uses row sums only, and the column results have no
+    meaning. exclusion: pairs to leave out; None: no pair. row_weights_B (of all ranks, distributed as the columns),
+    column_weights_M: log-weights; None: all 0. shares: a function from the log-sums of this rank's rows to further
+    numbers, which the collective of the column sums sums over ranks too; their sum, without gradient, is a third
+    result. The first two results are float32 or float64. A row or column whose pairs are all left out gets −inf, with
+    gradient zero. Differentiable once in x, y, scale and log-weights; a backward with create_graph=True raises
+    RuntimeError.
 
     The column results are the same on every rank, and a rank may use any column: backward sums the gradients of columns
     over ranks. whole_gradients: whether the gradients that reach each rank's column results are that sum already, so

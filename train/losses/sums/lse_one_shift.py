@@ -3,8 +3,8 @@
 Legend: a_ij logits, b rows of this rank, M columns of all ranks. |a_ij| ≤ scale·max|x|·max|y| gives one shift c that
 every rank knows. Let E_ij = exp(a_ij − c), 0 where a pair is left out, w_j and w'_i the weights of columns and rows
 (exp of the log-weights, divided by their largest). Then the row sums Σ_j E_ij w_j and column sums Σ_i E_ij w'_i are
-plain additions over tiles and ranks. On a GPU in half precision the Triton kernels of lse_triton.py compute the same,
-without log-weights; with them, fused_tiles.py.
+plain additions over tiles and ranks. On a GPU in half precision the Triton kernels of lse_triton.py compute the same;
+where they cannot (see _kernels), such as with log-weights, the functions of fused_tiles.py do for bf16.
 """
 
 from __future__ import annotations

@@ -65,7 +65,7 @@ NOTHING = KernelExclusion((), 0)
 
 
 def available(x_bD: Tensor, y_MD: Tensor) -> bool:
-    """Whether the kernels can take x and y: bf16 or fp16 on a CUDA device that Triton supports, D ≤ 4096.
+    """Whether the kernels can take x and y: both bf16 or both fp16, on a CUDA device that Triton supports, D ≤ 4096.
 
     The first call for a device compiles a small kernel; if that fails, the reason is printed to stderr. float32 is
     excluded: tensor cores would round its products to tf32, and without them cuBLAS is as fast as a kernel. With

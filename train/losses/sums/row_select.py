@@ -1,5 +1,6 @@
-"""A radix select on the rows of a matrix that comes in tiles, such as one of scores. For each row it finds the largest
-float v such that a condition on the row's values at or above v holds.
+"""A radix select on the rows of a matrix that comes in tiles, such as one of scores.
+
+For each row it finds the largest float v such that a condition on the row's values at or above v holds.
 
 The matrix is never in memory as a whole: each pass asks the caller for its tiles again. Floats are mapped to integers
 that sort in the same order. The integer of a threshold is found digit by digit, from the highest, by counting the

@@ -1,7 +1,8 @@
 """Triton on this machine: whether it can compile, and which block shape a kernel uses.
 
-Triton needs a C compiler and a folder for what it has compiled. Each kernel is timed once in a few block shapes, and
-runs in the fastest; with deterministic=true it always runs in the first.
+Triton needs a C compiler and a folder for what it has compiled. Each kernel is timed in a few block shapes, once for
+each embedding width and number of kinds of keys, and runs in the fastest; with deterministic=true it always runs in the
+first.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ BLOCKS = ((128, 64, 4, 3), (128, 64, 4, 4), (128, 64, 8, 3), (256, 64, 8, 3), (2
 
 @cache
 def compiles(device: torch.device) -> bool:
-    """Whether Triton can compile kernels for `device`. If it cannot, print the reason to stderr, once."""
+    """Whether the loss can use its Triton kernels on `device`. If not, print why (compile_problem) to stderr, once."""
     if problem := compile_problem(device):
         print(f"the loss is computed without its GPU kernels, which takes longer: {problem}", file=sys.stderr)
     return not problem
@@ -84,8 +85,9 @@ def compiled(function: Any) -> Any:
 def tuned(function: Any) -> Any:
     """Return triton.autotune of the kernel `function`, which chooses the fastest block shape of BLOCKS.
 
-    The first call with an embedding width D and a number of kinds of keys measures the time of each shape. Triton's
-    interpreter takes the first shape. Returns None if Triton is not installed.
+    The first call with an embedding width D and a number of kinds of keys measures the time of each shape, unless
+    Triton's cache on disk has the result. Triton's interpreter, and torch under use_deterministic_algorithms, take the
+    first shape. Returns None if Triton is not installed.
     """
     if not INSTALLED:
         return None
