@@ -1,10 +1,8 @@
 """`python -m data check`: reads all data of a source, prints statistics and the faults that training would refuse.
 
-Of each kind of fault the first place and the number are printed.
-
-For shards of images, the SHA-256 of every file is compared with the one in its index, and every image is decoded.
-Captions are read under one name, that of the printed command: a sample without it is bad.
-For questions and passages, every row is read as training reads it.
+Of each kind of fault the first place and the number are printed. For shards of images, the SHA-256 of every file is
+compared with the one in its index, and every image is decoded; captions are read under one name, that of the printed
+command: a sample without it is bad. For questions and passages, every row is read as training reads it.
 """
 
 from __future__ import annotations
@@ -265,8 +263,7 @@ def _counts(counter: Counter[str]) -> str:
 @dataclass
 class PassageStatistics:
     """Statistics of passages. id_hashes: 64-bit hashes of the ids. keys: content keys (hashes of title and text).
-    sizes: bytes of each text. titles: number of passages with a title. rows: number of rows that `of` has read, bad
-    ones included."""
+    sizes: bytes of each text. titles: passages with a title. rows: rows that `of` has read, bad ones included."""
 
     id_hashes: array[int] = field(default_factory=INTEGERS)
     keys: array[int] = field(default_factory=INTEGERS)

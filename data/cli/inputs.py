@@ -237,9 +237,8 @@ def open_input(source: str | Sequence[str], options: PackOptions | ReadOptions, 
 
     source: paths or URLs, in the syntax of data.train. options: give the corpus, the split of a BEIR folder, and how
     rows are read. key: name of the command-line argument `source`, for messages. Raises ConfigError for a source with a
-    sampling weight (path@2), which only training uses; for a BEIR folder among other sources; and for missing files.
-    Raises DataError for a bad passage of the corpus, and for a line of queries.jsonl without text or id. Other bad rows
-    are yielded, not raised.
+    sampling weight (path@2), for a BEIR folder among other sources, and for missing files; DataError for a bad passage
+    of the corpus, and for a line of queries.jsonl without text or id. Other bad rows are yielded, not raised.
     """
     named = written_sources(source, key)
     if any(each.weight != 1 for each in named):
