@@ -114,12 +114,6 @@ class LossTerm:
         # sharded towers run equally often on all ranks, whose memory may differ
         self._unsharded = shard_size(config.dist, world.size) == 1
         self._keep_graphs = (config.keep_graphs if self._unsharded else 1) if self.chunks > 1 else 1
-        # a dense gradient of a table of words is as large as the table, and each group of rows makes one; CUDA fills it
-        # fast, DDP and compiled towers want it
-        plain = world.size == 1 and world.device.type == "cpu" and not config.compile
-        self._tables = [m for m in towers.modules() if plain and isinstance(m, nn.Embedding)]
-        for table in self._tables:
-            table.sparse = True
 
     def begin(self, batch: Batch, step: int) -> Batch:
         """Prepare optimiser step `step` (from 0). Return `batch` on the device, with its noise (such as blur) added.
@@ -211,9 +205,6 @@ class LossTerm:
             trained = [(e, g) for e, g in zip(embeddings, gradients[chunk.index], strict=True) if e.requires_grad]
             with record_function("towers backward"), tf32_products(self.world.device):
                 backward(run.towers, [e for e, _ in trained], [g for _, g in trained], last=chunk.index == 0)
-            for table in self._tables:
-                if table.weight.grad is not None and table.weight.grad.is_sparse:
-                    table.weight.grad = table.weight.grad.to_dense()
             del embeddings, trained  # frees the graph before the next chunk is embedded
         self.statistics.write(statistics)
         loss, metrics = result.loss.detach(), dict(result.metrics)
