@@ -42,8 +42,8 @@ def register_objective(name: str, options: type[ObjectiveOptions]) -> None:
 def register_image_tower(name: str, build: Callable[[BuildContext], ImageParts]) -> None:
     """Make an image tower available as model.image.kind=NAME. Raises ConfigError if the name is taken.
 
-    build: returns the trunk, the projection to the shared space, and the size and normalisation of the images that the
-    trunk takes, (b, 3, S, S).
+    build: returns the trunk, the projection to the shared space, and an ImageSpec: the size and normalisation of the
+    images (b, 3, S, S) that the trunk takes.
     """
     _add(OWN_IMAGE_TOWERS, name, build, "model.image.kind", ImageTower)
 

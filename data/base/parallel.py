@@ -21,7 +21,7 @@ def available_cores() -> int:
 
 
 def core_quota() -> float:
-    """Return the number of CPU cores, maybe no whole one, to which the container's cgroup (v2) limits this process.
+    """Return the number of CPU cores, maybe a fraction, to which the container's cgroup (v2) limits this process.
 
     It is infinity if there is no limit or no such cgroup.
     """

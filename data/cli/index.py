@@ -58,8 +58,8 @@ def run(arguments: Sequence[str], options: IndexOptions) -> None:
 def index_sources(sources: Sequence[ShardSource], workers: int | None) -> list[ShardIndex]:
     """Index all shards of the sources and return one index per shard, in order. Shows its progress.
 
-    An index lists the samples and the problems of its shard, which are not raised. workers: the most processes; None:
-    one per CPU core. Errors as of `index_shards`.
+    The problems of a shard are not raised; its index has the first of them and their number. workers: the most
+    processes; None: one per CPU core. Errors as of `index_shards`.
     """
     paths = [shard for source in sources for shard in source.shards]
     return list(tracked(index_shards(paths, workers), "indexing", len(paths)))

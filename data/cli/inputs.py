@@ -387,9 +387,9 @@ def _judged(qrels: str, queries: Corpus, corpus: Corpus, unread: UnreadFields, g
 def open_passages(source: str | Sequence[str], key: str, unread: UnreadFields, options: TableKeys) -> Located[Passage]:
     """Open the files of passages that `source` names, and return an iterator over (location, Passage or BadRow).
 
-    source: paths or URLs, in the syntax of data.train. key: name of the command-line argument `source`, for messages.
-    unread: counts of unused fields, which reading increases. options: how tables are read. A passage may lack an id.
-    The call raises ConfigError for a source that cannot be read, such as a missing file.
+    source: paths or URLs, in the syntax of data.train. key: its name in messages. unread: counts of unused fields,
+    which reading increases. options: how tables are read. Raises ConfigError for a source that names no file, DataError
+    for a file that cannot be read; the iteration raises ConfigError for a table without a column of `options`.
     """
 
     def convert(fields: dict[str, Any], where: str) -> Passage:

@@ -114,9 +114,9 @@ def data(config: TrainConfig) -> Iterator[Finding]:
 def _sequences(config: TrainConfig) -> Iterator[Finding]:
     """Read the sequences of data.train, and yield a finding (a line marked ok) with the numbers of events and samples.
 
-    A sample is a window of events that training predicts in. Raises ConfigError if files or columns are missing;
-    DataError if an event is incomplete, if an item that an event names is missing, or if there are fewer samples than
-    global_batch_size.
+    Events are items or frames. A sample is a window of consecutive events of one sequence. Raises ConfigError if files
+    or columns are missing; DataError if an event lacks a valid value, if an item that an event names is missing, or if
+    there are fewer samples than global_batch_size.
     """
     log, _ = open_sequences(config.data, SimpleNamespace(tokenize=None, image=None))
     ahead = OWN if "lengths" in config.objective.takes else NEXT

@@ -95,10 +95,10 @@ def nccl(group: ProcessGroup) -> Iterator[Finding]:
 
 
 def _judged(problem: str, speed: float) -> Finding:
-    """Return the finding (a line marked ok, warn or fail, with a fix) on NCCL.
+    """Return the finding on NCCL: fail if there is a problem, warn if the all-reduce is slow, both with a fix; else ok.
 
     problem: why the processes could not form a group, "" if they did. speed: bus bandwidth of their all-reduce in GB/s,
-    0 for a single process; less than 5 is a warning.
+    slow below 5; 0 for a single process, which is never slow.
     """
     if problem:
         fix = "run with NCCL_DEBUG=WARN for the reason; NCCL_P2P_DISABLE=1 or NCCL_SHM_DISABLE=1 show which path fails"

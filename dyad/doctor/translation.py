@@ -1,4 +1,4 @@
-"""Translation: an open_clip command and the Dyad command that replaces it, while translate.py computes the second."""
+"""The state of a translation: an open_clip command, and the Dyad command that translate.py builds from it."""
 
 import math
 import re

@@ -130,7 +130,7 @@ def _found_by_keys(task: Task, keys: Mapping[str, Any], folder: str) -> FoundMod
         raise ConfigError(f"{folder}/{SETTINGS} is not of an export of this version: {reason}") from error
 
     def load() -> LoadedModel:
-        """Build the model with its weights; `find_model` sets the source."""
+        """Build the model with its weights; the field `source` is left empty, and `find_model` sets it."""
         from dyad.train.towers.build import build_model
 
         model = build_model(config)

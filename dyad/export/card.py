@@ -166,7 +166,10 @@ def escaped(text: str) -> str:
 
 
 def _one_line(text: str) -> str:
-    """Return `text` on one line, so that it can neither end the card's metadata block nor begin a Markdown heading."""
+    """Return `text` on one line, each run of white space as one space.
+
+    So no part of it can begin a line, where it could end the card's metadata block or be a Markdown heading.
+    """
     return " ".join(text.split())
 
 

@@ -31,10 +31,11 @@ LARGEST_SCAN = 1 << 30  # bytes of a shard without an index that is indexed to c
 class RunPlan:
     """The memory, traffic, time and data of a run on the devices that its keys plan.* name.
 
-    Its methods return Rows: name → (amount, unit, formula as text). Attributes: pairs: the pairs of a rank in a step.
-    chunks: the number of chunks into which they are cut. chunk: the pairs of a chunk. towers, cost: measured costs of
-    towers and objective. steps: number of steps of the run. samples: samples in an epoch. sample_bytes: mean bytes of a
-    sample. steps, samples and sample_bytes are NaN if unknown.
+    The methods `largest`, `sent`, `time` and `data` return Rows: name → (amount, unit, formula as text); `memory`
+    returns two Rows, `peak` a number of bytes. Attributes: pairs: the pairs of a rank in a step. chunks: the number of
+    chunks into which they are cut. chunk: the pairs of a chunk. towers, cost: measured costs of towers and objective.
+    steps: number of steps of the run. samples: samples in an epoch. sample_bytes: mean bytes of a sample. steps,
+    samples and sample_bytes are NaN if unknown.
     """
 
     def __init__(self, config: TrainConfig, like: "RunPlan | None" = None) -> None:

@@ -137,9 +137,10 @@ def key_tables(keys: Keys) -> Iterator[Any]:
 
 
 def score_tables(runs: Runs, metrics: Metrics, width: int) -> Iterator[Any]:
-    """Yield Rich tables with a row for each run, as many metrics in each as fit into `width` characters.
+    """Yield Rich tables with a row for each run: its status, steps and loss, and scores.
 
-    "*" marks the best value of a metric with a known direction.
+    A table has as many metrics as fit into `width` characters, at least one. "*" marks the best value of a metric with
+    a known direction.
     """
     found = {m: {name: score_of(run, m) for name, run in runs.items()} for m in metrics}
     best = {m: max((s.value for s in found[m].values() if s.value is not None), default=None) for m in metrics}

@@ -50,12 +50,13 @@ class Encoder:
     Every process gets all N embeddings. towers: side, "x" or "y" → tower, on the device of `world`. block: items per
     tower call. workers: loader processes for each process, 0 for none. precision: autocast of the towers, fp32, bf16 or
     fp16. cosine: whether embeddings are L2-normalised. features: whether to return the output of a tower's trunk,
-    before its projection; feature maps are averaged over height and width. width: each embedding is cut to so many
-    first numbers, and then normalised; None: it is not cut; not used with features. few_shapes: whether a short block
-    is padded to a power of two of rows, at most `block`, since every new shape costs time for compiled towers and on
-    GPUs. should_stop: called before each tower call, must return the same in all processes; if it returns True,
-    encoding raises Stopped. timeout: seconds to wait for a block of a loader process; 0: no limit. weights: returns a
-    context manager in which the towers hold the weights to evaluate; the encoder does not enter it, its caller must.
+    before its projection; feature maps are averaged over height and width. width: each embedding is cut to its first
+    `width` numbers, before it is normalised if `cosine` is true; None: it is not cut. With features, width is ignored.
+    few_shapes: whether a short block is padded to a power of two of rows, at most `block`, since every new shape costs
+    time for compiled towers and on GPUs. should_stop: called before each tower call, must return the same in all
+    processes; if it returns True, encoding raises Stopped. timeout: seconds to wait for a block of a loader process; 0:
+    no limit. weights: returns a context manager in which the towers hold the weights to evaluate; the encoder does not
+    enter it, its caller must.
     """
 
     towers: dict[str, nn.Module]

@@ -1,4 +1,8 @@
-"""Correlation of two vectors, of their values (Pearson) or of their ranks (Spearman), as in SciPy."""
+"""Correlation of two vectors as one value for each sample, whose mean is the correlation, for a bootstrap over samples.
+
+The mean is Pearson's correlation (of the values) or Spearman's (of the ranks), as SciPy computes it, but 0 if a vector
+is constant.
+"""
 
 from collections.abc import Callable
 

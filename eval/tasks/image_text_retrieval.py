@@ -232,7 +232,11 @@ class Retrieval(Evaluator):
         return {f"{name}_R@{k}": 1.0 * (way.rank <= k) for name, way in searched.items() for k in self.recall_k}
 
     def _groups(self, metric: str) -> list[int]:
-        """Return the group of each query of a metric: queries about images of equal content are one group."""
+        """Return the group of each query, for the bootstrap: the content key of its image.
+
+        The image is the query or what a caption belongs to. metric: its name, whose beginning says whether images or
+        captions are the queries.
+        """
         keys = self.data.image_keys
         return (keys if metric.startswith("image_to_text") else keys[self.data.owner]).tolist()
 

@@ -153,7 +153,10 @@ class SequenceTower(Tower):
 
 
 class FrameEncoder(nn.Sequential):
-    """Embeds frames (b, F), vectors of F = `features` numbers, as (b, H), H = `width`: two linear layers with GELU."""
+    """Embeds frames (b, F), vectors of F = `features` numbers, as (b, H), H = `width`.
+
+    It has two linear layers, each followed by GELU, the last one too.
+    """
 
     def __init__(self, features: int, width: int) -> None:
         super().__init__(nn.Linear(features, width), nn.GELU(), nn.Linear(width, width), nn.GELU())

@@ -1,5 +1,7 @@
-"""Zero-shot classification of ImageNet: a folder with one folder of images for each class. Class names and prompts come
-from open_clip."""
+"""Zero-shot classification of ImageNet, read from a folder that has one folder of images for each class.
+
+Class names and prompts come from open_clip.
+"""
 
 from __future__ import annotations
 

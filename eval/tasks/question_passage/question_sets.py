@@ -97,10 +97,11 @@ def check_beir(target: str) -> tuple[Path, str]:
 def open_beir(target: str, config: DataConfig) -> QuestionSet:
     """Open the BEIR target FOLDER or FOLDER@SPLIT as a question set.
 
-    The set has the questions of the split with a right passage, the judgements of the split, and the corpus of the
-    folder. As in trec_eval, judgements of questions that are not in the folder are ignored, and a right passage that is
-    not in the corpus counts as not found. config: the data options; the split and the corpus in it are not used. Raises
-    ConfigError if the folder is no BEIR folder, has no such split or has no question, DataError for damaged judgements.
+    The set has the questions of the split with a right passage in the corpus, the judgements of the split, and the
+    corpus of the folder. As in trec_eval, judgements of questions that are not in the folder are ignored, and a right
+    passage that is not in the corpus counts as not found. config: the data options; the split, the corpus, relevance
+    and teacher in it are not used. Raises ConfigError if the folder is no BEIR folder, has no such split or has no
+    question, DataError for damaged judgements.
     """
     folder, split = check_beir(target)
     passage, question = replace(config.passage, corpus=None), replace(config.question, split=split)

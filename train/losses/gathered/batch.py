@@ -162,7 +162,8 @@ class GatheredBatch:
     def pair_scores(self) -> Tensor:
         """Return the scores <x_i, y_j> of the P positive pairs in the order of `positives`: (P,) float32 or float64.
 
-        They have a gradient, also under no_grad. They are computed in the first call; later calls return that tensor.
+        They are differentiable, even if the first call is under no_grad. They are computed in the first call; later
+        calls return that tensor.
         """
         return self._pair_scores
 

@@ -57,7 +57,7 @@ class ItemTable:
 
 
 class SampleTable:
-    """One float for each sample id, read from the .npy file `path`.
+    """One float for each sample id, at the index of the id in the array of the .npy file `path`.
 
     Raises DataError if the file cannot be read or does not hold a one-dimensional array of floats.
     """

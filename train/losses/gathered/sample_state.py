@@ -241,9 +241,11 @@ class SampleState:
         return slice(min(rank * each, n), min((rank + 1) * each, n))
 
     def _rows(self, ids_B: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Return the table of this rank's samples and the row in it of each sample of ids_B, (B,) int64.
+        """Return the table of this rank's samples and the row in it of each sample of ids_B, (B,) int64 on its device.
 
-        A sample that another rank owns gets the last row, which no sample of this rank has.
+        A sample that another rank owns gets the last row, which no sample of this rank has. dtype: the table is made in
+        it, or converted if it is wider than the table's own type; a wider table keeps its type. The table is moved to
+        the device of ids_B if it is within the memory budget (`_table_in`).
         """
         table, own = self._table_in(dtype, ids_B.device), self._own(*_rank_and_world())
         row_B = torch.where((ids_B >= own.start) & (ids_B < own.stop), ids_B - own.start, own.stop - own.start)

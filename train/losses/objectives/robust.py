@@ -54,8 +54,8 @@ class RobustObjective(TemperatureObjective):
     """An objective made of optimised certainty equivalents (OCE), with anchors x, y or both.
 
     An OCE minimises over a scalar ν per row. sides: "x", "y" or "xy", the sides with anchors. nu: with options.nu=sgd a
-    parameter with one ν per side, NaN before the first batch. With options.nu=state, `sample_state` holds one ν for
-    each sample and side.
+    parameter with one ν per side, NaN before the first training batch. With options.nu=state, `sample_state` holds one
+    ν for each sample and side. With options.nu=closed_form the minimising ν of each row is computed.
     """
 
     _nu_began = False  # whether the last call gave ν its first value

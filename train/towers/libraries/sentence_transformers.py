@@ -62,8 +62,10 @@ def sentence_folder(name: str, fetch: bool = False) -> SentenceFolder | None:
 
     name: a folder, pkg:PACKAGE/FOLDER or a published model. fetch: download files of a published model that the local
     cache of the Hugging Face hub lacks; without it, a file that the cache lacks counts as not there. Prompts that are
-    no texts are left out. Raises ConfigError for modules and settings that we do not support, such as a truncate_dim,
-    and for damaged files. Settings that a key cannot express raise nothing here; see `refused`.
+    no texts are left out. Raises ConfigError for a chain of modules or a setting that we do not support, such as a
+    truncate_dim, and for damaged files. Two things raise nothing here: a setting that no configuration key can express,
+    which the field `refused` of the result names, and a Dense module that we cannot load, for which `no_dense` says
+    why.
     """
     if (path := file_of(name, MODULES, fetch)) is None:
         return None
