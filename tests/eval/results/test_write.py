@@ -8,6 +8,7 @@ import pytest
 from helpers.report import passages
 
 from dyad.data.base.errors import DataError
+from dyad.data.base.files import remove
 from dyad.eval.results.panels import scored
 from dyad.eval.results.write import print_tables, result_files, saved_results, write
 
@@ -129,3 +130,10 @@ def test_what_cannot_be_written_beside_is_left_out_with_a_line(tmp_path: Path, c
     assert written == [tmp_path / "val.json", tmp_path / "val.txt"]
     assert capsys.readouterr().err == "left out: sample 'x' is damaged\n"
     assert json.loads(written[0].read_text())["dataset"] == "val"
+
+
+def test_a_folder_without_thumbnails_is_not_listed(tmp_path: Path) -> None:
+    """examples=0 shows no image: the thumbnails of an earlier result are removed."""
+    (tmp_path / "val.pictures").mkdir()
+    written = write(tmp_path, retrieval("val", (1,), True), {".pictures": remove})
+    assert written == [tmp_path / "val.json"] == [*tmp_path.iterdir()]
