@@ -62,7 +62,8 @@ class InContext(Evaluator):
         return Report("in_context", {**metrics, **sizes}, own.chance(), details)
 
     def higher_is_better(self) -> dict[str, bool]:
-        return {"choice_accuracy": True, "log_likelihood": True}
+        answers = Answers(self.name, self.source, self.data)
+        return {**dict.fromkeys(answers.chance(), True), "log_likelihood": True}
 
     def _scorer(self, encode: Encoder) -> Encoder:
         """Return an Encoder with the language model as its y tower, which is moved to the device of this process."""
