@@ -41,7 +41,7 @@ OTHER_METRICS = {  # of every run, without a chart of their own
     "batch_time": "Seconds of a step; data_time: of these, waiting for data.",
     "samples_per_second_per_device": "Pairs a second of one device.",
     "checkpoint_seconds": "Seconds that the steps since the last line waited for saving.",
-    "mfu": "Model FLOPs utilisation: share of the GPU's peak, where that is known.",
+    "mfu": "Model FLOPs utilisation: speed of the towers as a share of the GPU's peak, where that is known.",
     "copy_time": "On a GPU: seconds that the copies of a batch took.",
     "mi_saturated": "1 where mi_bound is near log K, and says little.",
     "alignment": "Mean squared distance of the normalised embeddings of a pair.",

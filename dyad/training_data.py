@@ -220,13 +220,14 @@ def _with_drawn_items(config: TrainConfig, data: TrainingData, catalogue: Callab
 
 def _labelled(config: TrainConfig, model: Any) -> TrainingData:
     found, data, numbers = open_labelled(config.data.train, config), config.data, ClassNumbers(config.run.classes or [])
+    labels = () if data.rare is None else map(found.label, range(len(found.shards)))
+    is_rare = None if data.rare is None else np.array([label == data.rare for label in labels])
     if found.rows:
-        samples = SingleTexts(found.rows, model.tokenize, data, config.seed, numbers)
+        samples = SingleTexts(found.rows, model.tokenize, data, config.seed, numbers, is_rare)
     else:
-        samples = ImageText(found.shards, LabelMaker(model.image, numbers, data, config.seed))
-    if data.rare is None:
+        samples = ImageText(found.shards, LabelMaker(model.image, numbers, data, config.seed), is_rare)
+    if is_rare is None:
         return _of_shards(config, found.shards, Labelled(samples, *class_inputs(config, model)))
-    is_rare = np.array([found.label(i) == data.rare for i in range(len(found.shards))])
     how = {"seed": config.seed, "shuffle": data.shuffle.name, "global_batch_size": config.global_batch_size}
     order = RareOrder(found.shards, is_rare, data, **how)
     return replace(_of_shards(config, found.shards, Labelled(samples)), order=order)

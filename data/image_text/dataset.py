@@ -257,17 +257,17 @@ class ImageText:
     A batch depends only on the seed, its positions (epoch, sample id) and the shards.
     """
 
-    def __init__(self, shards: Shards, maker: PairMaker) -> None:
+    def __init__(self, shards: Shards, maker: PairMaker, kinds: np.ndarray | None = None) -> None:
         """Set up the data set, and check its first samples until one is usable: at most data.bad_in_a_row, at least
         one.
 
-        maker: makes pairs from samples and batches from pairs. Raises SampleError when all checked samples are
-        unusable, so that a wrong key or field in the configuration is reported before any loader process starts. Raises
-        ConfigError when hard negatives are to be drawn and none of at most 100 samples, evenly spaced in the data, has
-        any.
+        maker: makes pairs from samples and batches from pairs. kinds: as in Replacements. Raises SampleError when all
+        checked samples are unusable, so that a wrong key or field in the configuration is reported before any loader
+        process starts. Raises ConfigError when hard negatives are to be drawn and none of at most 100 samples, evenly
+        spaced in the data, has any.
         """
         self.shards, self._maker, limit = shards, maker, maker.config.bad_in_a_row_limit
-        self._replacements = Replacements(shards.sizes, maker.seed, limit)
+        self._replacements = Replacements(shards.sizes, maker.seed, limit, kinds)
         check_any(range(min(len(shards), max(limit, 1))), lambda i: maker.check(ShardSample.read(shards, i)))
         for name, has_any in (("per_row", maker.has_negative_texts), ("pictures", maker.has_negative_images)):
             if getattr(maker.config.negatives, name):

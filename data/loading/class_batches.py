@@ -86,7 +86,7 @@ class Labelled:
 class RareOrder(Order):
     """The order of samples in which each global batch has data.rare_per_batch samples of the class data.rare.
 
-    They are spread evenly over its rows. A bad one may be replaced by a sample of any class (Replacements). The rare
+    They are spread evenly over its rows. A bad one is replaced by another rare one (Replacements.kinds). The rare
     samples and the others are ordered separately, so a rare sample may come again before all others came once; an epoch
     is a pass over the others. is_rare: (n,) bool, whether each of the n samples of `shards` is of the rare class. how:
     the arguments of Order other than sizes and weights. The constructor raises ConfigError if there are too few samples

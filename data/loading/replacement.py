@@ -1,10 +1,11 @@
 """Replace bad training samples, which are damaged or incomplete, with other samples.
 
 The choice of a replacement is a function of (seed, epoch, sample id, attempt). Therefore all ranks, any number of
-workers and a resumed run choose the same replacement without communication. The replacement comes from the same source
-and has its own id, content keys and random augmentation, as if the order of samples had chosen it. `Batch.bad` lists
-the replaced samples. Only a SampleError leads to a replacement. A missing or changed shard and failing storage stop the
-run: they can be repaired, and a run that went on without them would not be reproducible.
+workers and a resumed run choose the same replacement without communication. The replacement comes from the same source,
+or, with data.rare, from the samples of the same kind: of the rare class, or of the others. It has its own id, content
+keys and random augmentation, as if the order of samples had chosen it. `Batch.bad` lists the replaced samples. Only a
+SampleError leads to a replacement. A missing or changed shard and failing storage stop the run: they can be repaired,
+and a run that went on without them would not be reproducible.
 """
 
 import hashlib
@@ -13,6 +14,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, count
 from typing import TypeVar
+
+import numpy as np
 
 from dyad.data.base.errors import DataError, SampleError
 from dyad.data.batch import BadSample
@@ -23,27 +26,32 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Replacements:
-    """Reads the samples of a batch, and replaces a bad sample by another sample of the same source.
+    """Reads the samples of a batch, and replaces a bad sample by another sample of the same source or kind.
 
     sizes: number of samples of each source; sample ids count consecutively through all sources. seed: determines the
     replacements. limit: the run stops when a sample and its replacements, this many samples in all, are bad
-    (DataConfig.bad_in_a_row_limit); 0: no sample is replaced.
+    (DataConfig.bad_in_a_row_limit); 0: no sample is replaced. kinds (n,): the kind of each of n samples, from which a
+    replacement is drawn instead, of any source; None: samples have no kinds.
     """
 
     sizes: Sequence[int]
     seed: int
     limit: int
+    kinds: np.ndarray | None = None
 
     def id(self, epoch: int, sample_id: int, attempt: int) -> int:
-        """Return the id of the sample that replaces a bad training sample, of the same source.
+        """Return the id of the sample that replaces a bad training sample, of the same source or kind.
 
         sample_id: id of the bad sample that the order had chosen. attempt: 1 for the first replacement, then 2, 3, … if
         the earlier replacements are bad too. The result may be `sample_id` itself.
         """
         starts = [0, *accumulate(self.sizes)]
         source = bisect_right(starts, sample_id) - 1
+        pool = range(starts[source], starts[source + 1])
+        if self.kinds is not None:
+            pool = np.flatnonzero(self.kinds == self.kinds[sample_id])
         digest = hashlib.blake2b(f"{self.seed}/{epoch}/{sample_id}/{attempt}".encode(), digest_size=8).digest()
-        return starts[source] + int.from_bytes(digest, "little") % self.sizes[source]
+        return int(pool[int.from_bytes(digest, "little") % len(pool)])
 
     def load(
         self,

@@ -72,15 +72,22 @@ class SingleTexts:
     at its positions; if one of them is bad, also on the seed and the epoch, which choose its replacement."""
 
     def __init__(
-        self, rows: Rows, tokenize: TokenizeTexts, config: DataConfig, seed: int, numbers: ClassNumbers | None = None
+        self,
+        rows: Rows,
+        tokenize: TokenizeTexts,
+        config: DataConfig,
+        seed: int,
+        numbers: ClassNumbers | None = None,
+        kinds: np.ndarray | None = None,
     ) -> None:
         """Set up the data set, and check its first rows until one is usable: at most data.bad_in_a_row, at least one.
 
         seed: seed of the choice of replacements for bad rows. numbers: converts the class names in the field data.label
-        to numbers; None: y is a second view. Raises SampleError when all checked rows are unusable.
+        to numbers; None: y is a second view. kinds: as in Replacements. Raises SampleError when all checked rows are
+        unusable.
         """
         self.rows, self.tokenize, self.config, self.numbers = rows, tokenize, config, numbers
-        self._replacements = Replacements(rows.shards.sizes, seed, config.bad_in_a_row_limit)
+        self._replacements = Replacements(rows.shards.sizes, seed, config.bad_in_a_row_limit, kinds)
         check_any(range(min(len(rows), max(config.bad_in_a_row_limit, 1))), lambda i: self._text(0, i))
 
     def __getitems__(self, positions: Sequence[tuple[int, int]]) -> Batch:

@@ -7,6 +7,7 @@ Shape letters: T frames of a file; F features; k frames to read; U files.
 
 import os
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -65,13 +66,19 @@ class Frames:
                 raise DataError(f"{self.paths[file]}: has a value that is not finite")
         return found
 
+    @cached_property
+    def digests(self) -> list[str]:
+        """The SHA-256 of each file. All files are read once."""
+        return [sha256_of(path) for path in self.paths]
+
     def as_log(self) -> Log:
         """Return a Log in which each frame is an event, and the frames of a file are one sequence.
 
         The item and the time of an event are the number of the frame, from 0 over all files. Users are the names of the
         files, without their folders; `items` is empty, as frames have no ids. Reads all files, for their SHA-256.
         """
-        files = [FileEntry(os.path.basename(path), os.path.getsize(path), 1, sha256_of(path)) for path in self.paths]
+        found = zip(self.paths, self.digests, strict=True)
+        files = [FileEntry(os.path.basename(path), os.path.getsize(path), 1, digest) for path, digest in found]
         file_e = np.repeat(np.arange(len(self.paths)), np.diff(self.starts))
         numbers = np.arange(len(self))
         return Log(numbers, file_e, numbers.astype(np.float64), self.starts, [e.name for e in files], [], files)

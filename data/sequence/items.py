@@ -20,7 +20,7 @@ from dyad.data.question_passage.corpus import Corpus, open_corpus
 from dyad.data.question_passage.dataset import TokenizeTexts, tokens
 from dyad.data.question_passage.passages import Passage
 from dyad.data.sequence.frames import Frames
-from dyad.data.shards.content_keys import Int64s, content_key
+from dyad.data.shards.content_keys import Int64s, content_key, json_digest
 from dyad.data.shards.shards import open_shards
 from dyad.data.shards.sources import parse_sources
 from dyad.data.tables.prepare import prepared_tables, table_options
@@ -38,7 +38,7 @@ class CatalogueItems(Protocol):
 
     @property
     def fingerprint(self) -> str:
-        """A hash of the content of the items; "" if they have no content beside their ids, and for frames."""
+        """A hash of the content of the items; "" if they have no content beside their ids."""
         ...
 
     def __len__(self) -> int: ...
@@ -129,7 +129,10 @@ class ItemFrames:
     number of its frame."""
 
     frames: Frames
-    fingerprint: str = ""
+
+    @property
+    def fingerprint(self) -> str:
+        return json_digest(self.frames.digests)
 
     @property
     def names(self) -> Sequence[str]:

@@ -39,16 +39,19 @@ def notices(values: Sequence[str | Path]) -> list[Notice]:
     value may begin with a kind of evaluation, such as 'beir:'. URLs and folders that cannot be listed are skipped. For
     each path the search begins in the folder of the data and goes up at most LEVELS (2) folders. It ends at the first
     folder that has licence files. It also ends, without a result, at the home folder and at a folder with a program
-    (pyproject.toml, setup.py), whose licence is not that of the data. Raises OSError for a licence file that cannot be
-    read, and ConfigError for a value with an empty part or a wrong weight.
+    (pyproject.toml, setup.py), whose licence is not that of the data. The text of a licence file that cannot be read
+    says so, and why. Raises ConfigError for a value with an empty part or a wrong weight.
     """
     found: dict[str, Notice] = {}
     for value in map(str, values):
         kind = SUITE_KIND.match(value)
         for source in written_sources(value[kind.end() :] if kind and not os.path.exists(value) else value, "data"):
             for file in _notice_files(source.path):
-                with open_foreign(file) as stream:
-                    content = stream.read(LARGEST + 1)
+                try:
+                    with open_foreign(file) as stream:
+                        content = stream.read(LARGEST + 1)
+                except OSError as error:
+                    content = f"(cannot be read: {error.strerror})".encode()
                 text = content[:LARGEST].decode(errors="replace").strip()
                 if len(content) > LARGEST:
                     text += f"\n… (cut: {file.stat().st_size:,} bytes)"

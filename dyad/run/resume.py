@@ -21,10 +21,12 @@ from typing_extensions import TypedDict  # pydantic takes typing's from Python 3
 from dyad.data.base.errors import ConfigError, DataError
 from dyad.data.base.files import write_errors
 from dyad.data.base.limits import MOST
+from dyad.data.config import ItemKind
 from dyad.data.shards import manifest
 from dyad.evaluation.load_run import read_config
 from dyad.run.calibrate import calibrate
 from dyad.run.components import Components
+from dyad.train.cli.also import auxiliary_configs
 from dyad.train.config import TrainConfig
 from dyad.train.distributed.world import World
 from dyad.train.losses.objectives.base import Objective
@@ -339,6 +341,9 @@ def _more_samples(folder: Path, metadata: dict[str, Any], components: Components
     if metadata["data_fingerprint"] == components.data.fingerprint:
         return 0
     changes = manifest.changes(metadata["data"], components.data.manifest)
+    kinds = [own.data.items for own in (config, *auxiliary_configs(config).values())]
+    if ItemKind.frames in kinds and not (changes.different or changes.added):
+        return 0  # fingerprints of older versions are without the values of frames
     if changes.different or not changes.added:
         shown = "".join(f"\n  {key}: {difference}" for key, difference in changes.different.items())
         raise ConfigError(

@@ -106,7 +106,7 @@ TRAINING = {
         shows=(0.0, 20.0),
     ),
     "Speed of the towers": Plan(
-        "TFLOP/s of a device: what forward and backward need, over the time of a whole step.",
+        "TFLOP/s of a device: what forward and backward need, without also.NAME and target, over the time of a step.",
         {"": "tflops_per_second_per_device"},
         shows=(0.0,),
     ),

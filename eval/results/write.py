@@ -59,9 +59,9 @@ def write(folder: Path, content: Mapping[str, Any], files: Mapping[str, Callable
     """Write a result to <folder>/<dataset>.json and its other files beside it; return the paths of all files written.
 
     content: the result, as returned by `result`. files: ending of another file's name → function that writes the file
-    to a given path. Each file is written whole or not at all. A file whose format cannot hold the data (a TREC run
-    cannot hold an id with a space) is left out, with a line on stderr. Raises HardwareError if the folder cannot be
-    written.
+    to a given path, or removes it if there is nothing to write. Each file is written whole or not at all. A file whose
+    format cannot hold the data (a TREC run cannot hold an id with a space) is left out, with a line on stderr. Raises
+    HardwareError if the folder cannot be written.
     """
     written = [folder / f"{content['dataset']}.json"]
     with write_errors(folder):
@@ -71,7 +71,7 @@ def write(folder: Path, content: Mapping[str, Any], files: Mapping[str, Callable
             path = folder / f"{content['dataset']}{end}"
             try:
                 write_to(path)
-                written.append(path)
+                written += [path] if path.exists() else []
             except DataError as error:
                 _print_error(f"left out: {error}")
     return written

@@ -28,7 +28,8 @@ class Ranked(NamedTuple):
     """The ranks of n queries, and the search that gave them.
 
     ranking: the ranks. how: Index.how of the index in use. hits: the items that an approximate index found for the
-    queries; None: the ranks are exact. recall_metrics: Index.recall_metrics, {} if the ranks are exact.
+    queries; None: the ranks are exact. recall_metrics: Index.recall_metrics of the search before hidden items are left
+    out; {} if the ranks are exact.
     """
 
     ranking: Ranking
@@ -57,10 +58,11 @@ def ranked(
     if index.exact:
         return Ranked(count_ranks(queries_nD, items_mD, matches, world, hidden), index.how, None, {})
     most = max(np.bincount(hidden.pairs(0, len(queries_nD))[0]), default=0) if hidden else 0
-    hits = index.search(queries_nD, depth + int(most))
-    hits = hits if hidden is None else _without(hits, hidden, depth)
+    found = index.search(queries_nD, depth + int(most))
+    first = Hits(found.scores[:, :depth], found.positions[:, :depth])  # of all items, as an exact search finds them
+    hits = first if hidden is None else _without(found, hidden, depth)
     ranking = found_ranks(queries_nD, items_mD, matches, hits)
-    return Ranked(ranking, index.how, hits, index.recall_metrics(hits, queries_nD))
+    return Ranked(ranking, index.how, hits, index.recall_metrics(first, queries_nD))
 
 
 @torch.inference_mode()

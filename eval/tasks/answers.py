@@ -44,7 +44,7 @@ class Answers(Evaluator):
         return Report("answers", {**metrics, **sizes}, self.chance(), details)
 
     def higher_is_better(self) -> dict[str, bool]:
-        return {"choice_accuracy": True, "log_likelihood": True, "perplexity": False}
+        return {**dict.fromkeys(self.chance(), True), "log_likelihood": True, "perplexity": False}
 
     def scores(self, encode: Encoder) -> np.ndarray:
         """Return the score of each answer, the mean log-likelihood of its tokens after its prompt, float64 (N,).

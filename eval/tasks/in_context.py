@@ -19,10 +19,12 @@ from dyad.data.question_passage.dataset import TextInputs, TokenizeTexts
 from dyad.data.question_passage.passages import Passage
 from dyad.data.question_passage.prompts import AnswerLists
 from dyad.data.shards.content_keys import Int64s
+from dyad.eval.config import Baseline
 from dyad.eval.encode.encoder import Encoder, Evaluator, Report
 from dyad.eval.metrics.bootstrap import comparison, summary
 from dyad.eval.search.index import Index
 from dyad.eval.tasks.answers import Answers
+from dyad.eval.tasks.baselines import skip_on_error
 from dyad.train.distributed.agreement import from_rank_0
 
 NONE = -1  # in place of the index of an example: no example
@@ -60,7 +62,8 @@ class InContext(Evaluator):
         return Report("in_context", {**metrics, **sizes}, own.chance(), details)
 
     def higher_is_better(self) -> dict[str, bool]:
-        return {"choice_accuracy": True, "log_likelihood": True}
+        answers = Answers(self.name, self.source, self.data)
+        return {**dict.fromkeys(answers.chance(), True), "log_likelihood": True}
 
     def _scorer(self, encode: Encoder) -> Encoder:
         """Return an Encoder with the language model as its y tower, which is moved to the device of this process."""
@@ -88,13 +91,15 @@ class InContext(Evaluator):
     def _others(self) -> dict[str, Int64s]:
         """Return name of a baseline → the index of the example for each question, int64 (n,).
 
-        The baselines are "bm25" (NONE where BM25 finds no example), "random" and "no_prompt" (always NONE).
+        The baselines are "bm25" (NONE where BM25 finds no example; left out if it fails), "random" and "no_prompt"
+        (always NONE).
         """
-        n = len(self.data.prompts)
-        hits = build_bm25(self.examples).search([question.text for question in self.data.prompts], 1)
-        best = np.array([positions[0] if len(positions) else NONE for _, positions in hits])
+        n, found = len(self.data.prompts), dict[str, Int64s]()
+        with skip_on_error(Baseline.bm25):
+            hits = build_bm25(self.examples).search([question.text for question in self.data.prompts], 1)
+            found["bm25"] = np.array([positions[0] if len(positions) else NONE for _, positions in hits])
         drawn = np.random.default_rng(0).integers(len(self.examples), size=n)
-        return {"bm25": best, "random": drawn, "no_prompt": np.full(n, NONE)}
+        return {**found, "random": drawn, "no_prompt": np.full(n, NONE)}
 
 
 def _lengths(texts: Sequence[Any]) -> Int64s:

@@ -86,14 +86,15 @@ def class_names(labels: Sequence[str], names: Sequence[str]) -> list[str]:
     return [names[int(label)] if numbers and int(label) < len(names) else label for label in labels]
 
 
-def read_probe(path: Path) -> tuple[dict[str, str], str]:
+def read_probe(path: Path, kind: str = "probe") -> tuple[dict[str, str], str]:
     """Read the task file of a probe (JSON) at `path`; return (files of its parts, field that holds the class).
 
     The files are {"train": files, "test": files}, as text, relative paths resolved against the folder of the task file.
-    If the task file has "source" and no "test", "source" is the test part. Raises ConfigError, which names the file and
-    the key, if the file cannot be read, or if a key is missing or wrong.
+    If the task file has "source" and no "test", "source" is the test part. kind: that of the entry in eval.suite, for
+    messages. Raises ConfigError, which names the file and the key, if the file cannot be read, or if a key is missing
+    or wrong.
     """
-    content = _content(path, "probe", dict.fromkeys(("train", "test", "label"), (str, "a text")))
+    content = _content(path, kind, dict.fromkeys(("train", "test", "label"), (str, "a text")))
     return {part: _beside(path, content[part]) for part in ("train", "test")}, content["label"]
 
 

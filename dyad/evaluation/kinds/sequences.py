@@ -73,7 +73,7 @@ def _parts(entry: SuiteEntry) -> tuple[list[list[str]], str]:
     Raises ConfigError if the task file or a file is missing or invalid, or a file lacks that field."""
     from dyad.data.sequence.labelled import check_label
 
-    named, label = read_probe(entry.path)
+    named, label = read_probe(entry.path, "context_probe")
     found = {part: sequence_files(value, entry.data, f"{entry.target}: {part}") for part, value in named.items()}
     for part, files in found.items():
         check_label(files, entry.data, label, f"{entry.target}: {part}")

@@ -24,7 +24,7 @@ from dyad.eval.results.cases import ANSWERS, Case, Item, answer, choose, item, r
 from dyad.eval.search.index import Index
 from dyad.eval.search.index_spec import EXACT
 from dyad.eval.search.ranks import Ranked, ranked
-from dyad.eval.tasks.baselines import untrained_encoder
+from dyad.eval.tasks.baselines import skip_on_error, untrained_encoder
 from dyad.eval.tasks.sequence.next_item_baselines import SCORERS, ranks_by
 from dyad.train.distributed.agreement import from_rank_0
 from dyad.train.eval_config import Seen
@@ -52,8 +52,9 @@ class NextItem(Evaluator):
         values = self._values(found.ranking.rank)
         details: dict[str, Any] = {"seen": str(self.seen), "search": found.how, "baselines": {}}
         for baseline in (baseline for baseline in SCORERS if baseline in self.baselines):
-            rank = from_rank_0(encode.world, lambda name=baseline: ranks_by(SCORERS[name], self.data, self.seen, name))
-            details["baselines"][str(baseline)] = comparison(values, self._values(rank), self._groups)
+            with skip_on_error(baseline):
+                rank = from_rank_0(encode.world, lambda b=baseline: ranks_by(SCORERS[b], self.data, self.seen, b))
+                details["baselines"][str(baseline)] = comparison(values, self._values(rank), self._groups)
         if before := untrained_encoder(self.untrained, encode.world):
             rank = self._ranked(before)[1].ranking.rank
             details["baselines"]["untrained"] = comparison(values, self._values(rank), self._groups)

@@ -1,5 +1,9 @@
 """What lies beside data is found, once each, and nothing that speaks of something else."""
 
+import multiprocessing
+import os
+import tempfile
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import pytest
@@ -80,3 +84,24 @@ def test_texts_are_bounded_and_links_are_not_followed(tmp_path: Path) -> None:
     (notice,) = notices([data])
     assert Path(notice.file).name == "NOTICE" and notice.text.startswith("\N{REPLACEMENT CHARACTER}aaa")
     assert len(notice.text.encode()) < LARGEST + 100 and notice.text.endswith(f"(cut: {LARGEST + 11:,} bytes)")
+
+
+def _texts_for_nobody(folder: Path, send: Connection) -> None:
+    if os.getuid() == 0:  # for whom no file is closed
+        os.setuid(65534)
+    send.send([notice.text for notice in notices([folder])])
+
+
+def test_a_file_that_this_user_may_not_read_is_named_without_its_text() -> None:
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        folder.chmod(0o755)
+        for file, mode in {"LICENSE": 0, "README": 0o644}.items():
+            (folder / file).write_text("of the data")
+            (folder / file).chmod(mode)
+        receive, send = multiprocessing.Pipe(duplex=False)
+        child = multiprocessing.get_context("fork").Process(target=_texts_for_nobody, args=(folder, send))
+        child.start()
+        send.close()
+        assert receive.recv() == ["(cannot be read: Permission denied)", "of the data"]
+        child.join()

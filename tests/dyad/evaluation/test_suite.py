@@ -323,14 +323,16 @@ SPECS = {
     "zero_shot:nowhere.json": "nowhere.json",
     "wds:nowhere": "nowhere",
     "imagenet:nowhere": "imagenet:nowhere",
-    "probe:nowhere.json": "probe:nowhere.json",
+    "probe:nowhere.json": "eval.suite: probe:nowhere.json",
+    "context_probe:nowhere.json": "eval.suite: context_probe:nowhere.json",
 }
 
 
 @pytest.mark.parametrize("spec", SPECS)
 def test_wrong_entries_are_refused_before_anything_is_loaded(spec: str) -> None:
+    task = Task.sequence if spec.startswith("context_probe") else Task.image_text
     with raises(ConfigError, SPECS[spec]):
-        check_suite(TrainConfig(Task.image_text, eval=EvalConfig(suite=[spec])))
+        check_suite(TrainConfig(task, eval=EvalConfig(suite=[spec])))
 
 
 def test_options_of_passages_are_refused(run: Path, monkeypatch) -> None:

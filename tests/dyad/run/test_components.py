@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from helpers.messages import raises
+from helpers.rows import tokenize, write_lines
 from torch import nn
 
 from dyad.data.base.errors import ConfigError
 from dyad.data.image_text.stream import OneEpoch
 from dyad.data.loading.order import Order
+from dyad.run.class_names import resolve_classes
 from dyad.run.components import _objective, describe_batch_norms
 from dyad.train.cli.compose import compose_config
+from dyad.train.distributed.world import World
 from dyad.train.run_folder.folder import run_folder
 from dyad.train.towers.models import SequenceModel
 from dyad.train.towers.tower import Tower, TwoTower
-from dyad.training_data import TrainingData
+from dyad.training_data import DATA, TrainingData
 
 LABELLED = ["task=labelled", "model=small_cnn", "data.train=a.tar", "steps=1"]
 
@@ -102,3 +107,15 @@ def test_a_whole_gamma_has_one_name() -> None:
     words = ["experiment=emoji", "objective=sogclr"]
     whole, fraction = (compose_config([*words, f"objective.gamma={one}"]) for one in ("1", "1.0"))
     assert run_folder(whole) == run_folder(fraction)
+
+
+def test_a_bad_rare_text_is_replaced_by_a_rare_one(tmp_path: Path) -> None:
+    """So every batch has as many rare samples as data.rare_per_batch."""
+    rows = [{"text": text, "mood": "sad"} for text in (" ", " ", "s")]
+    path = write_lines(tmp_path / "a.jsonl", [*rows, *({"text": f"t{i}", "mood": "well"} for i in range(40))])
+    words = ["task=labelled", "data.items=texts", "data.label=mood", "data.rare=sad", "objective=partial_auc"]
+    more = ["data.rare_per_batch=2", "global_batch_size=4", f"data.train={path}"]
+    config = resolve_classes(compose_config([*words, *more]), World())
+    data: Any = DATA[config.task][config.data.items](config, SimpleNamespace(tokenize=tokenize))
+    batches = [data.dataset.__getitems__([(0, int(i)) for i in data.order.ids(step)]) for step in range(4)]
+    assert [int((batch.y == 0).sum()) for batch in batches] == [2] * 4 and any(batch.bad for batch in batches)

@@ -3,19 +3,27 @@
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from helpers.messages import raises
 from helpers.rows import dpr_row, write_beir, write_lines
 
 import dyad.data.loading.order
+from dyad.data.base.errors import ConfigError
 from dyad.data.batch import Batch
 from dyad.data.config import DataConfig
 from dyad.data.loading.loader import build_loader
 from dyad.data.loading.order import Order
 from dyad.data.question_passage.questions import open_questions
 from dyad.data.shards.manifest import BLOCKS, Changes, FileEntry, Manifest, changes, summary
+from dyad.run.resume import _more_samples
+from dyad.train.cli.compose import compose_config
 from dyad.train.losses.gathered.sample_state import SampleState
+from dyad.training_data import DATA
 
 
 def files(count: int, samples: int = 10) -> list[FileEntry]:
@@ -115,3 +123,23 @@ def test_new_samples_are_as_before_their_first_visit(initial: dict[str, float]) 
     now = new.gathered(torch.device("cpu"))
     assert now["tau"].tolist() == [0, 1, 2, 3, 4, 0.5, 0.5, 0.5]
     assert now["never_visited"] == (8 if "u" in initial else 0)
+
+
+def test_frames_of_other_values_are_other_data(tmp_path: Path) -> None:
+    """Fingerprints of older versions are without the values: such a run goes on if its files are the same."""
+    words = ["task=sequence", "objective=cpc", "data.items=frames", f"data.train={tmp_path}", "global_batch_size=2"]
+    config = compose_config(words)
+
+    def opened() -> Any:
+        return SimpleNamespace(data=DATA[config.task][config.data.items](config, None))
+
+    for name in "ab":
+        np.save(tmp_path / f"{name}.npy", np.zeros((4, 2), np.float32))
+    data = opened().data
+    state = {"data": summary(data.manifest), "data_fingerprint": data.fingerprint}
+    states = [state, {**state, "data_fingerprint": "older"}]
+    assert [_more_samples(tmp_path, each, opened(), config) for each in states] == [0, 0]
+    np.save(tmp_path / "b.npy", np.ones((4, 2), np.float32))
+    for each in states:
+        with raises(ConfigError, tmp_path, "data.train: b.npy", "of other content"):
+            _more_samples(tmp_path, each, opened(), config)

@@ -8,6 +8,8 @@ import pytest
 from helpers.report import passages
 
 from dyad.data.base.errors import DataError
+from dyad.data.base.files import remove
+from dyad.eval.results.kinds import groups, meanings
 from dyad.eval.results.panels import scored
 from dyad.eval.results.write import print_tables, result_files, saved_results, write
 
@@ -129,3 +131,17 @@ def test_what_cannot_be_written_beside_is_left_out_with_a_line(tmp_path: Path, c
     assert written == [tmp_path / "val.json", tmp_path / "val.txt"]
     assert capsys.readouterr().err == "left out: sample 'x' is damaged\n"
     assert json.loads(written[0].read_text())["dataset"] == "val"
+
+
+def test_a_folder_without_thumbnails_is_not_listed(tmp_path: Path) -> None:
+    """examples=0 shows no image: the thumbnails of an earlier result are removed."""
+    (tmp_path / "val.pictures").mkdir()
+    written = write(tmp_path, retrieval("val", (1,), True), {".pictures": remove})
+    assert written == [tmp_path / "val.json"] == [*tmp_path.iterdir()]
+
+
+def test_what_an_auc_means_names_no_probe_and_no_rate() -> None:
+    metrics = {"auc": 0.9, "partial_auc@0.05": 0.8, "partial_auc@0.3": 0.8}
+    told = meanings(groups({"dataset": "val", "task": "rare_class", "metrics": metrics, "chance": {}}))
+    assert [text.partition(" ")[0] for text in told] == ["AUC,", "Partial"]
+    assert not any(word in text for text in told for word in ("probe", "%"))

@@ -138,10 +138,12 @@ def test_hidden_items_are_no_answers(spec: str) -> None:
     every = Labels(np.arange(200), np.arange(200), 200)
     row, item = np.nonzero(hide)
     right, hidden = Matches(Labels(np.arange(30), target, 30), every), Matches(Labels(row, item, 30), every)
-    found = ranked(queries, items, right, spec, 200, LOCAL, hidden).ranking
+    found = ranked(queries, items, right, spec, 200, LOCAL, hidden)
     scores = queries @ items.T
     want = [1 + sum(scores[i, j] > scores[i, target[i]] for j in range(200) if not hide[i, j]) for i in range(30)]
-    assert found.rank.tolist() == want
+    assert found.ranking.rank.tolist() == want
+    few = ranked(queries, items, right, spec, 20, LOCAL, hidden)  # an exact search has the hidden items too
+    assert few.recall_metrics == ({} if spec == "Flat" else {"recall_against_exact@20": 1.0})
 
 
 def test_memory_does_not_grow_with_the_number_of_pairs() -> None:

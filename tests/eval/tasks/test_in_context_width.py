@@ -4,6 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from torch import Tensor, nn
 
@@ -36,4 +37,15 @@ def test_cut_embeddings_choose_the_example_and_scores_stay_whole() -> None:
     lists = AnswerLists(questions, answers, of_answer, right, tokenize, DataConfig())
     evaluator = InContext("eval/x", "", lists, ["e one", "e two"], Numbers(1), tokenize, DataConfig())
     encode = Encoder({"x": Numbers(8), "y": Numbers(8)}, World())
-    assert set(evaluator.report(replace(encode, width=4)).metrics) == set(evaluator.report(encode).metrics)
+    report = evaluator.report(encode)
+    assert set(evaluator.report(replace(encode, width=4)).metrics) == set(report.metrics)
+    assert {*evaluator.higher_is_better()} == {"choice_accuracy", "log_likelihood"} < {*report.metrics}
+
+
+def test_bm25_is_left_out_where_no_example_has_a_word(capsys: pytest.CaptureFixture[str]) -> None:
+    lists = AnswerLists([Question("q", "a")], [Passage("x")], np.array([0]), np.array([True]), tokenize, DataConfig())
+    evaluator = InContext("eval/x", "", lists, ["?", "!!"], Numbers(1), tokenize, DataConfig())
+    report = evaluator.report(Encoder({"x": Numbers(8), "y": Numbers(8)}, World()))
+    assert evaluator.higher_is_better().keys() <= report.metrics.keys()  # not choice_accuracy: no answer is wrong
+    assert [*report.details["baselines"]] == ["random", "no_prompt"]
+    assert "left out: the baseline bm25: BM25: there is no word in the 2 passages" in capsys.readouterr().err

@@ -9,18 +9,27 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+from helpers.rows import tokenize
+from torch import nn
 
 from dyad.data.base import progress
-from dyad.data.config import SequenceConfig
+from dyad.data.config import DataConfig, SequenceConfig
 from dyad.data.sequence.histories import NextItems, next_items
-from dyad.data.sequence.items import ItemNumbers
-from dyad.data.sequence.log import read_log
+from dyad.data.sequence.items import ItemNumbers, ItemTexts
+from dyad.data.sequence.log import log_of, read_log
+from dyad.data.shards.manifest import FileEntry
 from dyad.eval.config import Baseline
+from dyad.eval.encode.encoder import Encoder
 from dyad.eval.metrics.matches import MISSED
 from dyad.eval.tasks.sequence import next_item_baselines
 from dyad.eval.tasks.sequence.next_item import NextItem
 from dyad.eval.tasks.sequence.next_item_baselines import SCORERS, ranks_by
+from dyad.train.context_config import ContextConfig
+from dyad.train.distributed.world import World
 from dyad.train.eval_config import Seen
+from dyad.train.towers.sequence import ContextNetwork, SequenceTower
+from dyad.train.towers.tower import Tower
 
 ITEMS = 8
 
@@ -117,3 +126,20 @@ def test_chance_is_among_the_items_that_can_be_answers(events: NextItems) -> Non
     chance = evaluator._chance()
     assert chance["MRR"] == pytest.approx(np.mean(wanted))
     assert chance["HR@5"] > NextItem("val", "log", events, (1, 5), Seen.keep)._chance()["HR@5"]
+
+
+class Lengths(nn.Module):
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        return torch.cos(tokens[:, :1].float() * torch.arange(1, 5))
+
+
+def test_bm25_is_left_out_where_no_item_has_a_word(capsys: pytest.CaptureFixture[str]) -> None:
+    events = [("ann", "?", 0.0, 0), ("ann", "!!", 1.0, 0), ("ann", "?", 2.0, 1)]
+    log = log_of(events, [FileEntry(name, 0, 0, "") for name in ("train", "val")])
+    items = ItemTexts(log.items, None, np.empty(0, np.int64), tokenize, DataConfig())
+    tower = SequenceTower(Tower(Lengths(), nn.Identity()), ContextNetwork(ContextConfig(), 4))
+    baselines = (Baseline.bm25, Baseline.popularity)
+    evaluator = NextItem("val", "log", next_items(log, items, 4, 1, 1), (1,), Seen.keep, baselines=baselines)
+    report = evaluator.report(Encoder({"x": tower, "y": tower}, World()))
+    assert [*report.details["baselines"]] == ["popularity"]
+    assert "left out: the baseline bm25: BM25: there is no word in the 2 passages" in capsys.readouterr().err
