@@ -5,7 +5,6 @@ rows. In the order of a hash of their contents, each group that still fits into 
 the division depends only on the data and the options.
 """
 
-import os
 import shlex
 import shutil
 from array import array
@@ -26,7 +25,7 @@ from dyad.data.cli.options import PackOptions, SplitOptions, table_keys
 from dyad.data.cli.writers import ROW_FILES
 from dyad.data.question_passage import fields as row_fields, formats
 from dyad.data.question_passage.corpus import corpus_of
-from dyad.data.question_passage.judgements import judgements
+from dyad.data.question_passage.judgements import judgements, qrels_file, queries_of
 from dyad.data.shards.content_keys import Int64s, content_key
 from dyad.data.shards.rows import SUFFIXES, Rows, open_rows
 from dyad.data.shards.sources import local_path
@@ -79,7 +78,7 @@ def split(values: Sequence[str], folder: Path, options: SplitOptions) -> Parts:
     place = {rows.where(i): i for i in range(len(rows))} if beir else {}  # not every question has judgements
     places, found = array("q"), defaultdict[str, "array[int]"](lambda: array("q"))
     for number, (where, held) in enumerate(contents(values, options, "SOURCE")):
-        places.append(place.get(where, number))
+        places.append(place[where] if beir else number)
         if by not in ("content", *held):
             try:
                 named |= (fields := rows.fields(places[-1])).keys()
@@ -147,7 +146,7 @@ def _files(values: Sequence[str], options: SplitOptions) -> list[str]:
     """Return the paths of the files with the rows of a source; for a BEIR folder, the path of its queries.jsonl.
 
     Raises ConfigError for files of several kinds, for files that split does not take, for an MS MARCO folder, and for a
-    BEIR folder with the option corpus.
+    BEIR folder with the option corpus, or without the judgements of options.split.
     """
     if is_beir(values[0]):
         if options.corpus or Path(corpus_of(folder := local_path(values[0])) or "").suffix == ".tsv":
@@ -155,7 +154,7 @@ def _files(values: Sequence[str], options: SplitOptions) -> list[str]:
                 f"SOURCE {values[0]}: split takes a BEIR folder with its own corpus.jsonl, without corpus=. Others are "
                 f"split as they are packed: {_pack_command(values, options, 'to=beir')}"
             )
-        return [os.path.join(folder, "queries.jsonl")]
+        return [queries_of(qrels_file(folder, options.split, "split"))]  # spelled as `contents` has it
     files = [file for source in shards_of(values, options, "SOURCE", SUFFIXES) for file in source.shards]
     if len(suffixes := {Path(shard_name(file)).suffix for file in files}) > 1 or not suffixes <= ROW_FILES.keys():
         raise ConfigError(

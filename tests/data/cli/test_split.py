@@ -221,12 +221,15 @@ def test_split_of_a_table_before_a_file_of_rows(
     assert train and val and not train & val, capsys.readouterr().out
 
 
+@pytest.mark.parametrize("named", ["beir", "./beir", "beir//"])
 def test_split_of_a_beir_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    named: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Judgements of every grade go with their question; both parts have the whole corpus."""
+    """Judgements of every grade go with their question, whatever the order; both parts have the whole corpus."""
     beir = write_beir(tmp_path / "beir", passages=90, queries=62)
-    here(monkeypatch, "split", beir, f"out={tmp_path}/out", "val=0.2", "by=content")
+    (beir / "queries.jsonl").write_text("".join((beir / "queries.jsonl").read_text().splitlines(True)[::-1]))
+    monkeypatch.chdir(tmp_path)
+    here(monkeypatch, "split", named, f"out={tmp_path}/out", "val=0.2", "by=content")
     train, val = (held(tmp_path / "out" / name, split=split) for name, split in (("train", "train"), ("val", "test")))
     assert len(train) + len(val) == 60 and abs(len(val) - 12) <= 4 and not set().union(*train) & set().union(*val)
     starts(printed_command(capsys.readouterr().out))
