@@ -21,8 +21,8 @@ from dyad.data.base.errors import ConfigError, DataError, nearest
 from dyad.data.cli import outputs
 from dyad.data.cli.contents import contents, train_command
 from dyad.data.cli.inputs import is_beir, shards_of
-from dyad.data.cli.options import PackOptions, SplitOptions, table_keys
-from dyad.data.cli.writers import ROW_FILES
+from dyad.data.cli.options import PackOptions, SplitOptions, Target, table_keys
+from dyad.data.cli.writers import CORPORA, ROW_FILES
 from dyad.data.question_passage import fields as row_fields, formats
 from dyad.data.question_passage.corpus import corpus_of
 from dyad.data.question_passage.judgements import judgements, qrels_file, queries_of
@@ -52,16 +52,17 @@ def run(arguments: Sequence[str], options: SplitOptions) -> None:
 def split_packed(folder: Path, paths: Mapping[str, Path], packed: PackOptions) -> Parts:
     """Split the file or shards of data.train that `python -m data pack` has written into `folder`.
 
-    Afterwards `folder` has only the new folders train and val, and the corpus that `paths` names. paths: the path of
-    data.train and, if training needs a corpus, of data.passage.corpus, relative to `folder`. packed: the options of
-    pack, with `val`. Return `paths` with the new data.train and data.val, and the number of training rows. Errors as of
-    `run`.
+    Afterwards `folder` has only the new folders train and val, and the corpus if pack has written one; in the format
+    beir both folders have their own. paths: the path of data.train and, if training needs a corpus, of
+    data.passage.corpus, relative to `folder`. packed: the options of pack, with `val`. Return `paths` with the new
+    data.train and data.val, and the number of training rows. Errors as of `run`.
     """
     corpus = str(folder / paths["data.passage.corpus"]) if "data.passage.corpus" in paths else None
     kept = {key: getattr(packed, key) for key in (*KEPT, "val", "caption_per")}
     parts, samples = split([str(folder / paths["data.train"])], folder, SplitOptions(corpus=corpus, **kept))
+    whole = "" if packed.to is Target.beir else CORPORA.get(packed.to, ("",))[0]
     for entry in folder.iterdir():
-        if entry.name not in SIDES and str(entry) != corpus:
+        if entry.name not in (*SIDES, whole):
             entry.unlink() if entry.is_file() else shutil.rmtree(entry)
     return {**paths, **parts}, samples
 

@@ -307,6 +307,16 @@ def test_pack_of_questions_in_two_parts(
     assert "questions   0 of" in printed and "warning" not in printed and "fine: train with" in printed
 
 
+@pytest.mark.parametrize(("to", "corpus"), [("dpr", ["corpus.tsv"]), ("tevatron", ["corpus.jsonl"]), ("beir", [])])
+def test_pack_in_two_parts_keeps_the_corpus(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, to: str, corpus: list[str]
+) -> None:
+    """Also where training does not need it. In beir each part has its own."""
+    beir = write_beir(tmp_path / "beir", passages=60, queries=22)
+    here(monkeypatch, "pack", beir, f"out={tmp_path}/out", f"to={to}", "val=0.2")
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [*corpus, "train", "val"]
+
+
 def _files(out: Path, to: str) -> list[str]:
     (train,), (val,) = (sorted((out / side).glob("*.json*")) for side in ("train", "val"))
     corpus = [f"corpus={out}/corpus.jsonl"] if to == "tevatron_ids" else []
