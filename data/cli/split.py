@@ -33,7 +33,7 @@ from dyad.data.shards.storage import shard_name
 
 SIDES = ("train", "val")
 JUDGED = {"train": "train", "val": "test"}  # part → split name of its judgements in BEIR; data.val reads test
-KEPT = ("split", "by", "maxcount", "maxsize", "task")  # options that pack and split share
+KEPT = ("split", "by", "maxcount", "maxsize", "task", "captions")  # options that pack and split share
 Parts = tuple[dict[str, Path], int]  # paths of data.train and data.val, and the number of training rows
 
 
