@@ -370,3 +370,14 @@ def test_leaks_of_questions_and_folders(
     here(monkeypatch, "check", beir, f"val={write_lines(tmp_path / 'v.jsonl', [row])}")
     printed = capsys.readouterr().out
     assert "questions   1 of 1 of val" in printed and f"  {tmp_path}/v.jsonl: line 1  what 3" in printed
+
+
+def test_leaks_of_a_file_inside_a_folder_of_judgements(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A path without @ is no split of the working folder."""
+    monkeypatch.chdir(write_beir(tmp_path / "beir"))
+    for name in ("train", "dev"):
+        write_lines(Path(f"{name}.jsonl"), [dpr_row(1)])
+    here(monkeypatch, "check", "train.jsonl", "val=dev.jsonl")
+    assert "questions   1 of 1 of val" in capsys.readouterr().out
