@@ -157,6 +157,8 @@ def test_tables_of_answers_and_patterns(tmp_path: Path, monkeypatch: pytest.Monk
     (tmp_path / "q.csv").write_text("red salt\t['k.ng']\nblue\t['k.ng']\n")
     words = f"corpus={corpus}", "match=regex", "workers=1"
     assert "2 questions: 2" in build(monkeypatch, tmp_path / "q.csv", tmp_path / "a.json", *words)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert "2 questions: 2" in build(monkeypatch, Path("~/q.csv"), tmp_path / "home.json", *words)
     rows = write_lines(tmp_path / "open.jsonl", [{"question": "red salt", "answer": ["king", "ruler"]}])
     build(monkeypatch, rows, tmp_path / "b.jsonl", f"corpus={corpus}", "answers=answer", "workers=1")
     assert opened(tmp_path / "b.jsonl").row(0).question.answers == ("king", "ruler")
