@@ -101,7 +101,7 @@ def tevatron_fields(key: str, kind: str, entry: Callable[[Passage], Any], row: Q
     """
     dropped["question groups"] += row.question.group is not None
     dropped["relevances"] += len(row.relevance or ())
-    dropped["scores of a teacher"] += sum(passage.teacher is not None for passage in row.positives)
+    dropped["scores of a teacher"] += sum(passage.teacher is not None for each in row.lists for passage in each)
     return {
         "query_id": question_id(row.question),
         key: row.question.text,
