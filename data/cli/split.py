@@ -91,6 +91,8 @@ def split(values: Sequence[str], folder: Path, options: SplitOptions) -> Parts:
                 found[kind].extend((number, key))
     pairs = {kind: np.reshape(np.array(flat, np.int64), (-1, 2)).T for kind, flat in found.items()}
     joining = [columns for kind, columns in pairs.items() if by in ("content", kind)]
+    if not joining and places:
+        raise ConfigError(f"by={by}: no row has a {by}. Set by= to content, {', '.join(pairs)} or a field")
     if not joining:
         raise DataError(f"{values[0]}: there is no row to split.")
     if named and by not in named:

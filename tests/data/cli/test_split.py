@@ -159,6 +159,7 @@ def test_splits_that_cannot_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         ([write_tar(tmp_path / "b.tar", copies(60)), "val=1"], "val=1"),
         ([tmp_path / "b.tar", "by=autor"], "by=autor", "author"),
         ([same, "by=pictures"], "by=pictures"),
+        ([same, "by=caption", "task=labelled"], "by=caption", "picture"),
         ([tmp_path / "b.tar", "val=0"], "val=0"),
         ([tmp_path / "b.tar", "val=0.001"], "val=0.001"),
         ([write_lines(tmp_path / "c.jsonl", [dpr_row(1)]), tmp_path / "b.tar"], ".jsonl"),
