@@ -7,7 +7,7 @@ from pathlib import Path
 
 from dyad.data.base.errors import raise_broken
 from dyad.data.base.limits import broken_limits
-from dyad.data.config import Batches, DrawnPositives, ItemKind, Mode, Shuffle
+from dyad.data.config import Batches, DrawnPositives, ItemKind, Mode, Shuffle, Title
 from dyad.data.shards.storage import scheme_of
 from dyad.train.checkpoint_config import best_rules, keep_rules
 from dyad.train.config import (
@@ -203,8 +203,10 @@ def _objective_rules(config: TrainConfig) -> Iterator[str]:
 
 
 def _language_model_rules(config: TrainConfig) -> Iterator[str]:
-    """Yield an error message if the objective does not fit task=language_model."""
+    """Yield an error message if the objective or data.passage.title does not fit task=language_model."""
     objective = config.objective
+    if config.data.passage.title is Title.pair:
+        yield "data.passage.title=pair: task=language_model has answers of one text. Set it to join or drop"
     of_lists = getattr(objective, "candidates", None) is CandidateSet.list
     rows_only = getattr(objective, "directions", None) is Directions.x
     of_rows = (of_lists and rows_only) or objective.inputs == OWN_INPUTS[config.task]

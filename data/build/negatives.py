@@ -42,7 +42,7 @@ FORMAT = 1
 BLOCK = 256  # questions between two writes of finished lines to the file
 TARGETS = {PassagesOfRows.inside: Target.dpr, PassagesOfRows.ids: Target.tevatron_ids}
 # options on which the content of rows depends
-DECIDE = ("depth", "negatives", "all_positives", "answers", "match", "passages", "columns", "pos_pool", "relevance")
+DECIDE = "depth negatives all_positives answers match passages columns pos_pool relevance teacher".split()
 EXAMPLES = 3
 
 

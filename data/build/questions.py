@@ -40,8 +40,9 @@ class TableQuestions:
     """
 
     def __init__(self, path: str) -> None:
-        self.fingerprint = sha256_of(path)
-        self._questions: Sequence[Question] = [*read_answers_table(Path(path).expanduser())]
+        file = Path(path).expanduser()
+        self.fingerprint = sha256_of(file)
+        self._questions: Sequence[Question] = [*read_answers_table(file)]
 
     def __len__(self) -> int:
         return len(self._questions)

@@ -97,18 +97,24 @@ def question_config(options: QuestionKeys) -> DataConfig:
 
 
 @dataclass
-class ReadOptions(QuestionKeys):
-    """The key=value options of verbs that read the content of data, such as captions."""
+class CaptionKeys(QuestionKeys):
+    """The key=value options of verbs that read captions, and those of verbs that read questions."""
 
     captions: str = described(
         "txt,caption,captions,title,text,cls", "images: where captions are, first match: txt, json fields, cls"
     )
+
+
+@dataclass
+class ReadOptions(CaptionKeys):
+    """The key=value options of verbs that read the content of data, such as captions."""
+
     image_key: str = config_option(DataConfig, "image_key")
     label: str = config_option(DataConfig, "label")
 
 
 @dataclass
-class WriteOptions(QuestionKeys):
+class WriteOptions(CaptionKeys):
     """The key=value options of verbs that write data: the new folder, the size of shards, rows that stay together."""
 
     out: str | None = described(None, "folder to write; must not exist yet (required)")

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import partial
 
-from dyad.data.base.errors import BadRow, ConfigError, DataError
+from dyad.data.base.errors import BadRow, ConfigError, DataError, SampleError
 from dyad.data.base.progress import print_line
 from dyad.data.cli import outputs
 from dyad.data.cli.contents import caption_name
@@ -20,10 +20,7 @@ from dyad.data.cli.outputs import Tally
 from dyad.data.cli.split import split_packed
 from dyad.data.cli.tars import MakeSample, Members, tar_samples
 from dyad.data.question_passage.formats import unknown_format
-from dyad.data.shards.index import ShardIndex
 from dyad.data.shards.scan_tar import IMAGES, TEXTS, unread_images
-from dyad.data.shards.shards import Shards
-from dyad.data.shards.sources import ShardSource
 from dyad.data.tables.folders import count_suffixes
 from dyad.data.tables.image_table import ImageTable, image_table
 from dyad.data.tables.readers import Table
@@ -47,26 +44,29 @@ def pack_pairs(source: str, options: PackOptions) -> None:
     Prints how to train on them. With options.val they are split into train/ and val/. Raises ConfigError for options
     that cannot work, for a folder that exists and is not empty, and for a missing column. With on_error=stop, an image
     that is missing or cannot be decoded raises DataError naming the row, and the folder is not made; so does a missing
-    or empty caption, if `ImageTable.captions` or `tar_samples` refuses it. With on_error=skip such rows are left out
-    and counted; DataError is raised if no row remains. SampleError is raised as `_how_to_read` does.
+    or empty caption, if `ImageTable.captions` or `tar_samples` refuses it, and a first sample in which `_captions_of`
+    finds none. With on_error=skip such rows are left out and counted; DataError is raised if no row remains.
+
+    The command that trains reads captions where the first sample has them. It has task=views for shards without txt,
+    json and cls members, and task=labelled for class numbers, else options.task.
     """
     out = outputs.checked_new_folder(options.out)
     if options.to is not Target.shards:
         require_images([source], options, "INPUT")
         raise ConfigError(f"to={options.to.name}: images and captions become shards; only questions are converted.")
-    tally = Tally(options.on_error)
+    tally, name = Tally(options.on_error), ""
     with outputs.new_folder(out) as folder:
         with outputs.shard_writer(folder, options) as write:
             for where, make_sample in _samples(source, options):
                 with tally.row(where):
                     sample = make_sample()
+                    name = name or _captions_of(sample, options)
                     _refuse_undecodable(sample, options.max_image_pixels)
                     write({"__key__": f"{tally.rows - 1:09d}", **sample})
         tally.check_any(source)
         indexes = outputs.index_new(folder)
         samples, megabytes = sum(i.samples for i in indexes), sum(i.size for i in indexes) / 1e6
         paths, trained = {"data.train": outputs.file_names(indexes)}, samples
-        read = _how_to_read(indexes, options)
         if options.val:
             paths, trained = split_packed(folder, paths, options)
     print(f"{samples:,} samples in {len(indexes)} shards ({megabytes:,.1f} MB) in {out}, indexed")
@@ -74,28 +74,32 @@ def pack_pairs(source: str, options: PackOptions) -> None:
         print(tally)
     if unread := unread_images(count_suffixes(source) if os.path.isdir(source) else Counter()):
         print_line(f"not read: {unread}")
-    train = outputs.image_command({key: out / path for key, path in paths.items()}, trained, *read)
-    print(f"train on them:\n  {train}")
-
-
-def _how_to_read(indexes: Sequence[ShardIndex], options: PackOptions) -> tuple[ReadOptions, str]:
-    """Return how training reads packed shards: options with the task and caption_per, and where the captions are.
-
-    The latter is "txt", "cls" or a json field, as the first sample has it; "" if the task uses no captions. The task is
-    views for shards without txt, json and cls members, labelled for class numbers, else options.task. Raises
-    SampleError if the task needs captions and the first sample has none.
-    """
-    from dyad.data.image_text.sample import ShardSample  # loads torch
-
     read = ReadOptions(caption_per=options.caption_per, task=options.task)
     if not any(set(TEXTS) & set(index.suffixes) for index in indexes):
         read.task = ImageTask.views
-    if read.task is not ImageTask.image_text:
-        return read, ""
-    shards = Shards([ShardSource(tuple(index.path for index in indexes))], indexes)
-    name = caption_name(ShardSample.read(shards, 0), read)
-    read.task = ImageTask.labelled if name == "cls" else read.task
-    return read, name
+    elif name == "cls":
+        read.task = ImageTask.labelled
+    train = outputs.image_command({key: out / path for key, path in paths.items()}, trained, read, name)
+    print(f"train on them:\n  {train}")
+
+
+def _captions_of(sample: Members, options: PackOptions) -> str:
+    """Return where the captions of a sample are: the first entry of options.captions that it has, txt, cls or a json
+    field.
+
+    Returns "" if the sample has no txt, json and cls members, and if options.task uses no captions. Raises BadRow if
+    the sample has none of the entries.
+    """
+    from dyad.data.image_text.sample import ShardSample  # loads torch
+
+    if options.task is not ImageTask.image_text or not set(TEXTS) & set(sample):
+        return ""
+    whole = ShardSample("", "", sample)
+    try:
+        return caption_name(whole, ReadOptions(captions=options.captions))
+    except SampleError as error:
+        why = str(error).removeprefix(whole.where).removeprefix(" has no caption").strip(": .")
+        raise BadRow("no caption", f"{why}. Set captions=FIELD, or task=views or labelled") from None
 
 
 def _samples(source: str, options: PackOptions) -> Iterator[tuple[str, MakeSample]]:

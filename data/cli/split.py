@@ -5,7 +5,6 @@ rows. In the order of a hash of their contents, each group that still fits into 
 the division depends only on the data and the options.
 """
 
-import os
 import shlex
 import shutil
 from array import array
@@ -22,11 +21,11 @@ from dyad.data.base.errors import ConfigError, DataError, nearest
 from dyad.data.cli import outputs
 from dyad.data.cli.contents import contents, train_command
 from dyad.data.cli.inputs import is_beir, shards_of
-from dyad.data.cli.options import PackOptions, SplitOptions, table_keys
-from dyad.data.cli.writers import ROW_FILES
+from dyad.data.cli.options import PackOptions, SplitOptions, Target, table_keys
+from dyad.data.cli.writers import CORPORA, ROW_FILES
 from dyad.data.question_passage import fields as row_fields, formats
 from dyad.data.question_passage.corpus import corpus_of
-from dyad.data.question_passage.judgements import judgements
+from dyad.data.question_passage.judgements import judgements, qrels_file, queries_of
 from dyad.data.shards.content_keys import Int64s, content_key
 from dyad.data.shards.rows import SUFFIXES, Rows, open_rows
 from dyad.data.shards.sources import local_path
@@ -34,7 +33,7 @@ from dyad.data.shards.storage import shard_name
 
 SIDES = ("train", "val")
 JUDGED = {"train": "train", "val": "test"}  # part → split name of its judgements in BEIR; data.val reads test
-KEPT = ("split", "by", "maxcount", "maxsize", "task")  # options that pack and split share
+KEPT = ("split", "by", "maxcount", "maxsize", "task", "captions")  # options that pack and split share
 Parts = tuple[dict[str, Path], int]  # paths of data.train and data.val, and the number of training rows
 
 
@@ -53,16 +52,17 @@ def run(arguments: Sequence[str], options: SplitOptions) -> None:
 def split_packed(folder: Path, paths: Mapping[str, Path], packed: PackOptions) -> Parts:
     """Split the file or shards of data.train that `python -m data pack` has written into `folder`.
 
-    Afterwards `folder` has only the new folders train and val, and the corpus that `paths` names. paths: the path of
-    data.train and, if training needs a corpus, of data.passage.corpus, relative to `folder`. packed: the options of
-    pack, with `val`. Return `paths` with the new data.train and data.val, and the number of training rows. Errors as of
-    `run`.
+    Afterwards `folder` has only the new folders train and val, and the corpus if pack has written one; in the format
+    beir both folders have their own. paths: the path of data.train and, if training needs a corpus, of
+    data.passage.corpus, relative to `folder`. packed: the options of pack, with `val`. Return `paths` with the new
+    data.train and data.val, and the number of training rows. Errors as of `run`.
     """
     corpus = str(folder / paths["data.passage.corpus"]) if "data.passage.corpus" in paths else None
     kept = {key: getattr(packed, key) for key in (*KEPT, "val", "caption_per")}
     parts, samples = split([str(folder / paths["data.train"])], folder, SplitOptions(corpus=corpus, **kept))
+    whole = "" if packed.to is Target.beir else CORPORA.get(packed.to, ("",))[0]
     for entry in folder.iterdir():
-        if entry.name not in SIDES and str(entry) != corpus:
+        if entry.name not in (*SIDES, whole):
             entry.unlink() if entry.is_file() else shutil.rmtree(entry)
     return {**paths, **parts}, samples
 
@@ -79,7 +79,7 @@ def split(values: Sequence[str], folder: Path, options: SplitOptions) -> Parts:
     place = {rows.where(i): i for i in range(len(rows))} if beir else {}  # not every question has judgements
     places, found = array("q"), defaultdict[str, "array[int]"](lambda: array("q"))
     for number, (where, held) in enumerate(contents(values, options, "SOURCE")):
-        places.append(place.get(where, number))
+        places.append(place[where] if beir else number)
         if by not in ("content", *held):
             try:
                 named |= (fields := rows.fields(places[-1])).keys()
@@ -91,6 +91,8 @@ def split(values: Sequence[str], folder: Path, options: SplitOptions) -> Parts:
                 found[kind].extend((number, key))
     pairs = {kind: np.reshape(np.array(flat, np.int64), (-1, 2)).T for kind, flat in found.items()}
     joining = [columns for kind, columns in pairs.items() if by in ("content", kind)]
+    if not joining and places:
+        raise ConfigError(f"by={by}: no row has a {by}. Set by= to content, {', '.join(pairs)} or a field")
     if not joining:
         raise DataError(f"{values[0]}: there is no row to split.")
     if named and by not in named:
@@ -147,7 +149,7 @@ def _files(values: Sequence[str], options: SplitOptions) -> list[str]:
     """Return the paths of the files with the rows of a source; for a BEIR folder, the path of its queries.jsonl.
 
     Raises ConfigError for files of several kinds, for files that split does not take, for an MS MARCO folder, and for a
-    BEIR folder with the option corpus.
+    BEIR folder with the option corpus, or without the judgements of options.split.
     """
     if is_beir(values[0]):
         if options.corpus or Path(corpus_of(folder := local_path(values[0])) or "").suffix == ".tsv":
@@ -155,7 +157,7 @@ def _files(values: Sequence[str], options: SplitOptions) -> list[str]:
                 f"SOURCE {values[0]}: split takes a BEIR folder with its own corpus.jsonl, without corpus=. Others are "
                 f"split as they are packed: {_pack_command(values, options, 'to=beir')}"
             )
-        return [os.path.join(folder, "queries.jsonl")]
+        return [queries_of(qrels_file(folder, options.split, "split"))]  # spelled as `contents` has it
     files = [file for source in shards_of(values, options, "SOURCE", SUFFIXES) for file in source.shards]
     if len(suffixes := {Path(shard_name(file)).suffix for file in files}) > 1 or not suffixes <= ROW_FILES.keys():
         raise ConfigError(

@@ -12,8 +12,7 @@
 SPLIT is the option split. A corpus is written to corpus.jsonl: {docid, title, text}, in beir {_id, title, text}; in dpr
 to corpus.tsv with the columns id, text and title. tevatron_ids and beir always have a corpus; dpr and tevatron have one
 if the input has one. In shards and dpr a question with an id has a field query_id, one with a group a field metadata.
-All rows of a .jsonl file have the same fields, because libraries that read JSON lines into tables need it (datasets,
-pyarrow); only metadata in queries.jsonl is left out for questions without a group.
+All rows of a .jsonl file have the same fields, as datasets and pyarrow need it; metadata is {} without a group.
 """
 
 import csv
@@ -101,7 +100,7 @@ def tevatron_fields(key: str, kind: str, entry: Callable[[Passage], Any], row: Q
     """
     dropped["question groups"] += row.question.group is not None
     dropped["relevances"] += len(row.relevance or ())
-    dropped["scores of a teacher"] += sum(passage.teacher is not None for passage in row.positives)
+    dropped["scores of a teacher"] += sum(passage.teacher is not None for each in row.lists for passage in each)
     return {
         "query_id": question_id(row.question),
         key: row.question.text,
@@ -195,7 +194,8 @@ def _beir(folder: Path, options: PackOptions, written: "WrittenIds") -> Iterator
                 _refuse_in_table(part)
             new = written.add("question", name, row.question.key)
             if new:
-                queries.write(json_bytes({"_id": name, "text": row.question.text, **_metadata(row.question)}) + b"\n")
+                fields = {"_id": name, "text": row.question.text, "metadata": {}, **_metadata(row.question)}
+                queries.write(json_bytes(fields) + b"\n")
             for pair in (f"{name}\t{passage}" for passage in relevant):
                 if written.add("pair", pair, 1):
                     judged.write(f"{pair}\t1\n".encode())

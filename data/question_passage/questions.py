@@ -126,8 +126,8 @@ def _row_check(config: DataConfig) -> Callable[[dict[str, Any]], object]:
 
 def is_beir(path: str) -> bool:
     """Whether `path` is a local BEIR or MS MARCO folder: True if it has one of the entries JUDGED, such as `qrels`. The
-    file of judgements itself may be missing."""
-    return any(os.path.exists(os.path.join(local_path(path), name)) for name in JUDGED)
+    file of judgements itself may be missing. False for ""."""
+    return path != "" and any(os.path.exists(os.path.join(local_path(path), name)) for name in JUDGED)
 
 
 class QuestionRows:

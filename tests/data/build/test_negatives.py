@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import pickle
 import random
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -157,6 +158,8 @@ def test_tables_of_answers_and_patterns(tmp_path: Path, monkeypatch: pytest.Monk
     (tmp_path / "q.csv").write_text("red salt\t['k.ng']\nblue\t['k.ng']\n")
     words = f"corpus={corpus}", "match=regex", "workers=1"
     assert "2 questions: 2" in build(monkeypatch, tmp_path / "q.csv", tmp_path / "a.json", *words)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert "2 questions: 2" in build(monkeypatch, Path("~/q.csv"), tmp_path / "home.json", *words)
     rows = write_lines(tmp_path / "open.jsonl", [{"question": "red salt", "answer": ["king", "ruler"]}])
     build(monkeypatch, rows, tmp_path / "b.jsonl", f"corpus={corpus}", "answers=answer", "workers=1")
     assert opened(tmp_path / "b.jsonl").row(0).question.answers == ("king", "ruler")
@@ -193,6 +196,28 @@ def test_a_stopped_build_goes_on_and_ends_with_equal_bytes(tmp_path: Path, monke
     work.write_bytes(written[: ends[5]])
     build(monkeypatch, asked, out, *words, "match=regex")  # of other options: it begins anew
     assert out.read_bytes() == whole.read_bytes()
+
+
+def test_a_build_stopped_without_a_teacher_begins_anew_with_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All rows have scores then, or none."""
+    corpus = write_lines(tmp_path / "corpus.jsonl", corpus_rows())
+    rows = [
+        {"query": f"red {i}", "pos": [f"stone {i}"], "neg": [], "pos_scores": [i], "neg_scores": []} for i in range(5)
+    ]
+    pairs, out = write_lines(tmp_path / "a.jsonl", rows), tmp_path / "out.jsonl"
+    words = [f"corpus={corpus}", f"index={tmp_path}/index", "workers=1"]
+    build(monkeypatch, pairs, tmp_path / "whole.jsonl", *words, "teacher=scores")
+    build(monkeypatch, pairs, out, *words)
+    finished = out.read_bytes()
+    with monkeypatch.context() as stopped:
+        stopped.setattr(negatives, "_finish", lambda *given: sys.exit(1))
+        out.unlink()
+        ended(stopped, "negatives", pairs, f"out={out}", f"depth={DEPTH}", f"negatives={MOST}", *words)
+    assert (tmp_path / ".out.jsonl.build" / "rows").exists()
+    build(monkeypatch, pairs, out, *words, "teacher=scores")
+    assert out.read_bytes() == (tmp_path / "whole.jsonl").read_bytes() != finished
 
 
 def test_a_builder_of_another_process_makes_the_same_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

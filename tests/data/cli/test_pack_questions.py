@@ -138,7 +138,7 @@ def test_content_of_each_format(tmp_path: Path) -> None:
     ]
     assert [json.loads(line) for line in (beir / "queries.jsonl").read_bytes().splitlines()] == [
         {"_id": "q1", "text": "who wrote it?", "metadata": {"topic": "writers"}},
-        {"_id": "q0", "text": "whose turn?"},
+        {"_id": "q0", "text": "whose turn?", "metadata": {}},
     ]
     with (beir / "qrels" / "train.tsv").open(newline="") as file:
         assert list(csv.reader(file, delimiter="\t")) == [

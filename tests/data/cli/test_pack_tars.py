@@ -92,6 +92,24 @@ def test_samples_that_training_would_replace_are_left_out(
     assert len(opened(tmp_path / "out" / "000000.tar")) == 12
 
 
+@pytest.mark.parametrize("val", [[], ["val=0.5", "by=picture"]])
+def test_captions_in_a_field_of_another_name(
+    val: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The first sample is refused before any is written, and captions= names the field."""
+    fields = [(f"{n:06d}.json", b'{"prompt": "caption %d"}' % n) for n in range(12)]
+    tar = write_tar(tmp_path / "a.tar", sorted([*fields, *(member for member in GOOD if member[0].endswith("png"))]))
+    out = [f"out={tmp_path / 'out'}", *val]
+    with raises(DataError, tar, "'000000'", "captions", "prompt", "task=views", "on_error=skip"):
+        here(monkeypatch, "pack", tar, *out)
+    with raises(DataError, tar, "12"):
+        here(monkeypatch, "pack", tar, *out, "on_error=skip")
+    assert not (tmp_path / "out").exists()
+    here(monkeypatch, "pack", tar, *out, "captions=prompt")
+    printed = capsys.readouterr().out
+    assert "12 samples in 1 shards" in printed and "'data.captions=[prompt]'" in printed
+
+
 def test_tars_of_images_alone_keep_all_samples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tar = write_tar(tmp_path / "a.tar", [member for member in GOOD if member[0].endswith("png")])
     here(monkeypatch, "pack", tar, f"out={tmp_path / 'out'}")

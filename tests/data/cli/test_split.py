@@ -159,6 +159,7 @@ def test_splits_that_cannot_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         ([write_tar(tmp_path / "b.tar", copies(60)), "val=1"], "val=1"),
         ([tmp_path / "b.tar", "by=autor"], "by=autor", "author"),
         ([same, "by=pictures"], "by=pictures"),
+        ([same, "by=caption", "task=labelled"], "by=caption", "picture"),
         ([tmp_path / "b.tar", "val=0"], "val=0"),
         ([tmp_path / "b.tar", "val=0.001"], "val=0.001"),
         ([write_lines(tmp_path / "c.jsonl", [dpr_row(1)]), tmp_path / "b.tar"], ".jsonl"),
@@ -221,12 +222,15 @@ def test_split_of_a_table_before_a_file_of_rows(
     assert train and val and not train & val, capsys.readouterr().out
 
 
+@pytest.mark.parametrize("named", ["beir", "./beir", "beir//"])
 def test_split_of_a_beir_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    named: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Judgements of every grade go with their question; both parts have the whole corpus."""
+    """Judgements of every grade go with their question, whatever the order; both parts have the whole corpus."""
     beir = write_beir(tmp_path / "beir", passages=90, queries=62)
-    here(monkeypatch, "split", beir, f"out={tmp_path}/out", "val=0.2", "by=content")
+    (beir / "queries.jsonl").write_text("".join((beir / "queries.jsonl").read_text().splitlines(True)[::-1]))
+    monkeypatch.chdir(tmp_path)
+    here(monkeypatch, "split", named, f"out={tmp_path}/out", "val=0.2", "by=content")
     train, val = (held(tmp_path / "out" / name, split=split) for name, split in (("train", "train"), ("val", "test")))
     assert len(train) + len(val) == 60 and abs(len(val) - 12) <= 4 and not set().union(*train) & set().union(*val)
     starts(printed_command(capsys.readouterr().out))
@@ -304,6 +308,16 @@ def test_pack_of_questions_in_two_parts(
     assert "questions   0 of" in printed and "warning" not in printed and "fine: train with" in printed
 
 
+@pytest.mark.parametrize(("to", "corpus"), [("dpr", ["corpus.tsv"]), ("tevatron", ["corpus.jsonl"]), ("beir", [])])
+def test_pack_in_two_parts_keeps_the_corpus(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, to: str, corpus: list[str]
+) -> None:
+    """Also where training does not need it. In beir each part has its own."""
+    beir = write_beir(tmp_path / "beir", passages=60, queries=22)
+    here(monkeypatch, "pack", beir, f"out={tmp_path}/out", f"to={to}", "val=0.2")
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [*corpus, "train", "val"]
+
+
 def _files(out: Path, to: str) -> list[str]:
     (train,), (val,) = (sorted((out / side).glob("*.json*")) for side in ("train", "val"))
     corpus = [f"corpus={out}/corpus.jsonl"] if to == "tevatron_ids" else []
@@ -357,3 +371,14 @@ def test_leaks_of_questions_and_folders(
     here(monkeypatch, "check", beir, f"val={write_lines(tmp_path / 'v.jsonl', [row])}")
     printed = capsys.readouterr().out
     assert "questions   1 of 1 of val" in printed and f"  {tmp_path}/v.jsonl: line 1  what 3" in printed
+
+
+def test_leaks_of_a_file_inside_a_folder_of_judgements(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A path without @ is no split of the working folder."""
+    monkeypatch.chdir(write_beir(tmp_path / "beir"))
+    for name in ("train", "dev"):
+        write_lines(Path(f"{name}.jsonl"), [dpr_row(1)])
+    here(monkeypatch, "check", "train.jsonl", "val=dev.jsonl")
+    assert "questions   1 of 1 of val" in capsys.readouterr().out

@@ -134,7 +134,7 @@ def test_pack_keeps_them_and_says_how_to_train(
     both = ended(monkeypatch, "pack", path, f"out={tmp_path / 'two'}", "to=flag", "teacher=scores", "relevance=w")
     assert both.returncode == 2 and "pos_scores" in both.stderr and not (tmp_path / "two").exists(), both
     packed = ended(monkeypatch, "pack", path, f"out={tmp_path / 'ids'}", "to=tevatron", "teacher=scores")
-    assert "scores of a teacher" in packed.stdout, packed
+    assert " 3 scores of a teacher" in packed.stdout, packed
 
 
 def test_scores_of_pairs_are_advised_to_be_learned_where_they_are_kept(

@@ -15,6 +15,8 @@ from dyad.data.base.errors import ConfigError
 from dyad.data.question_passage.dataset import QuestionPassage
 from dyad.data.shards.manifest import changes, summary
 from dyad.doctor import configuration as doctor
+from dyad.eval.mine.passages import QuestionsAndPassages
+from dyad.evaluation.mine import open_questions_and_passages, training_command
 from dyad.evaluation.suite import build_evaluators, check_suite
 from dyad.train.cli.compose import compose_config
 from dyad.train.config import TrainConfig
@@ -115,3 +117,12 @@ def test_evaluations_take_the_global_prefixes(bert: Path, files: list[str]) -> N
     config.data.val = [{"path": files[1], **TOLD}]
     with raises(ConfigError, "data.train"):
         check_suite(config)
+
+
+def test_mining_takes_the_global_prefixes(bert: Path, files: list[str], tmp_path: Path) -> None:
+    """The printed command trains with those of the sources again."""
+    config, model, _ = opened(bert, [{"path": files[0], "weight": 2, **TOLD}, files[1]])
+    data, corpus = open_questions_and_passages(config, model, tmp_path / "mined", None, write=True)
+    assert isinstance(data, QuestionsAndPassages) and len(data.questions) == 80
+    assert {data.questions.question(i).prefix for i in (3, 43)} == {None}
+    assert "question_prefix" in training_command(config, Path("run"), Path("mined.jsonl"), corpus, None)

@@ -78,6 +78,9 @@ def test_answers_are_drawn_with_their_prompts(folder: Path) -> None:
     assert batch.x.shape == (2, 1)
 
 
+SCORED = ["objective.candidates=list", "objective.similarity=dot", "data.negatives.per_row=1"]
+
+
 def test_what_has_no_score_is_refused(folder: Path) -> None:
     tokenize = build_language_model(config(folder)).tokenize
     with raises(ConfigError, "data.passage.length=64", "64"):
@@ -89,6 +92,8 @@ def test_what_has_no_score_is_refused(folder: Path) -> None:
     entry = ["task=language_model", "data.train=rows.jsonl", "steps=1", "objective=one_sided_dpm", "eval.suite=[]"]
     with raises(ConfigError, "objective.candidates=list", "objective.similarity=dot"):
         validate(compose_config([*entry, "data.negatives.per_row=1", "data.val=null"]), 1)
+    with raises(ConfigError, "data.passage.title=pair", "task=language_model"):
+        validate(compose_config([*entry, "data.passage.title=pair", "data.val=null", *SCORED]), 1)
     with raises(ConfigError, "data.val", "rows.jsonl"):
         check_suite(compose_config([*entry, "data.val=rows.jsonl"]))
     pairs = [
