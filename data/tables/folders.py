@@ -1,5 +1,6 @@
 """Find the tables that a path names: a file, a folder of images, a data set of Hugging Face, a URL."""
 
+import glob
 import os
 import re
 from collections import Counter
@@ -11,6 +12,7 @@ from unicodedata import normalize
 from dyad.data.base.errors import BadRow, ConfigError
 from dyad.data.base.files import leads_inside
 from dyad.data.shards.scan_tar import IMAGES, MAX_BYTES
+from dyad.data.shards.sources import LISTED_SCHEMES
 from dyad.data.shards.storage import list_remote, scheme_of, shard_name
 from dyad.data.shards.text_files import decoded
 from dyad.data.tables.image_table import CAPTION_FIELDS, LABEL_FIELDS, TEXT_FILES, image_column, read_limited
@@ -38,9 +40,12 @@ def tables_of(path: str, columns: Sequence[str]) -> list[Table]:
     if os.path.isdir(path):
         found = _files_of(path)
         return [_image_folder(path)] if found == [path] else [open_table(file) for file in found]
-    suffix, scheme = os.path.splitext(shard_name(path))[1], scheme_of(path)
+    scheme = scheme_of(path)
+    listed = scheme in LISTED_SCHEMES
+    suffix = os.path.splitext(path if listed else shard_name(path))[1]  # a "?" begins a query only of other schemes
     if suffix in ALWAYS or (columns and suffix in OPENERS):
-        return [open_table(file) for file in (list_remote(path) if "*" in path and scheme else [path])]
+        is_glob = glob.has_magic(path) if listed else scheme and "*" in path
+        return [open_table(file) for file in (list_remote(path) if is_glob else [path])]
     if scheme:
         return [open_table(file) for file in _hub_files(path)] if scheme == "hf" and not suffix else []
     if suffix not in OPENERS or (suffix == ".json" and not is_coco(path)):
