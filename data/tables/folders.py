@@ -47,7 +47,8 @@ def tables_of(path: str, columns: Sequence[str]) -> list[Table]:
         is_glob = glob.has_magic(path) if listed else scheme and "*" in path
         return [open_table(file) for file in (list_remote(path) if is_glob else [path])]
     if scheme:
-        return [open_table(file) for file in _hub_files(path)] if scheme == "hf" and not suffix else []
+        names_files = scheme != "hf" or suffix in (*OPENERS, ".tar")
+        return [] if names_files else [open_table(file) for file in _hub_files(path)]
     if suffix not in OPENERS or (suffix == ".json" and not is_coco(path)):
         return []
     table = open_table(path)
