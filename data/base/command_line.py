@@ -81,11 +81,11 @@ def parse_options(schema: type[T], arguments: Iterable[str], command: str) -> T:
     types_of, options = get_type_hints(schema), OmegaConf.structured(schema)
     given: set[str] = set()
     for argument in arguments:
-        key, separator, text = argument.lstrip("-").partition("=")
-        if separator and key == PLUGINS:  # dyad/process.py has imported the plugins
+        if argument.startswith(f"{PLUGINS}="):  # dyad/process.py has imported the plugins
             continue
+        key, separator, text = argument.lstrip("-").partition("=")
         if argument.startswith("-") or not separator:
-            near = nearest(key.replace("-", "_"), types_of)
+            near = nearest(key.replace("-", "_"), (*types_of, PLUGINS))
             raise ConfigError(f"'{argument}': options are written key=value here.{near} See: {command} --help")
         key = _option_of(key, schema)
         if key not in types_of:

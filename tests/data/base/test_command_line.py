@@ -28,6 +28,7 @@ def test_values_are_of_the_types_of_their_fields() -> None:
     ("word", "named"),
     [
         ("--count=7", ("--count=7", "key=value", "python -m x")),
+        ("--plugins=[nowhere]", ("--plugins=[nowhere]", "key=value", "python -m x")),
         ("count", ("count", "key=value", "python -m x")),
         ("conut=7", ("conut", "count")),
         ("count=many", ("count=many",)),
