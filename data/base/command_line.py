@@ -211,12 +211,12 @@ def key_table(schema: Any) -> list[str]:
 
 
 def _default(option: Field[Any]) -> str:
-    """Convert the default of a dataclass field to its text in the help: "(needed)" for MISSING, "[]" for any list."""
+    """Convert the default of a dataclass field to its text in the help: "(needed)" for MISSING, "[a,b]" for a list."""
     default = option.default
     if shown := option.metadata.get("default"):
         return shown
     if callable(option.default_factory):
-        return "[]"
+        return f"[{','.join(map(str, option.default_factory()))}]"
     if default == MISSING:
         return "(needed)"
     if default is None or isinstance(default, bool):
