@@ -90,6 +90,8 @@ def read_log_weights(path: str, name: str = LOG_Q) -> LogWeights:
         raise ConfigError(f"{path}: there is no such file") from error
     except (OSError, ValueError, SafetensorError) as error:
         raise DataError(f"{path} cannot be read as .safetensors: {error}") from error
+    except (AttributeError, TypeError) as error:  # of safetensors, for a dtype that NumPy lacks, such as bfloat16
+        raise DataError(f"{path}: {error}: {_KEYS} as int64 and {name} as float64 are needed") from error
     if name not in arrays or _KEYS not in arrays:
         raise ConfigError(f"{path} has the arrays {', '.join(arrays) or 'none'}: {_KEYS} and {name} are needed")
     keys_n, values_n = arrays[_KEYS], arrays[name]

@@ -1,4 +1,4 @@
-"""Open arrays in untrusted .npy files, which another user may have made."""
+"""Open arrays in untrusted .npy files, which another user may have made; evenly spaced indices."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -32,3 +32,11 @@ def map_array(path: Path | str, folder: Path | None = None) -> np.ndarray:
     """
     with header_errors():
         return np.lib.format.open_memmap(checked_path(path, folder=folder), "r")
+
+
+def evenly_spaced(count: int, most: int) -> np.ndarray:
+    """Return at most `most` indices of 0 … count − 1, evenly spaced and ascending, each once; int64.
+
+    The first is 0 and, if there are at least two, the last is count − 1. With count ≤ most all indices are returned.
+    """
+    return np.linspace(0, count - 1, min(count, most)).astype(np.int64)

@@ -81,11 +81,11 @@ def parse_options(schema: type[T], arguments: Iterable[str], command: str) -> T:
     types_of, options = get_type_hints(schema), OmegaConf.structured(schema)
     given: set[str] = set()
     for argument in arguments:
-        key, separator, text = argument.lstrip("-").partition("=")
-        if separator and key == PLUGINS:  # dyad/process.py has imported the plugins
+        if argument.startswith(f"{PLUGINS}="):  # dyad/process.py has imported the plugins
             continue
+        key, separator, text = argument.lstrip("-").partition("=")
         if argument.startswith("-") or not separator:
-            near = nearest(key.replace("-", "_"), types_of)
+            near = nearest(key.replace("-", "_"), (*types_of, PLUGINS))
             raise ConfigError(f"'{argument}': options are written key=value here.{near} See: {command} --help")
         key = _option_of(key, schema)
         if key not in types_of:
@@ -211,12 +211,12 @@ def key_table(schema: Any) -> list[str]:
 
 
 def _default(option: Field[Any]) -> str:
-    """Convert the default of a dataclass field to its text in the help: "(needed)" for MISSING, "[]" for any list."""
+    """Convert the default of a dataclass field to its text in the help: "(needed)" for MISSING, "[a,b]" for a list."""
     default = option.default
     if shown := option.metadata.get("default"):
         return shown
     if callable(option.default_factory):
-        return "[]"
+        return f"[{','.join(map(str, option.default_factory()))}]"
     if default == MISSING:
         return "(needed)"
     if default is None or isinstance(default, bool):

@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from dyad.data.base.arrays import evenly_spaced
 from dyad.data.base.errors import ConfigError, SampleError
 from dyad.data.batch import BadSample, Batch, Extra, text_lengths
 from dyad.data.config import DataConfig, NegativeList
@@ -29,7 +30,7 @@ from dyad.data.image_text.sample import ShardSample
 from dyad.data.image_text.transforms import ImageSpec
 from dyad.data.image_text.wrong_images import Drawn, MinedImages, WrongImages
 from dyad.data.loading.class_batches import ClassNumbers
-from dyad.data.loading.negatives import evenly_spaced_ids
+from dyad.data.loading.negatives import LOOKED_AT
 from dyad.data.loading.replacement import Replacements, check_any
 from dyad.data.loading.sample_rng import uniforms
 from dyad.data.shards.content_keys import content_key
@@ -278,7 +279,7 @@ class ImageText:
 
         name: the key of data.negatives that says how many are drawn for a row. has_any: whether a sample has some.
         """
-        looked = evenly_spaced_ids(len(self.shards))
+        looked = evenly_spaced(len(self.shards), LOOKED_AT).tolist()
         for i in looked:
             with suppress(SampleError):  # bad samples are replaced
                 if has_any(ShardSample.read(self.shards, i)):

@@ -1,5 +1,4 @@
-"""Functions for hard negatives of any task: draw from a list of candidates, open a file of mined negatives, choose the
-samples that are checked for negatives."""
+"""Functions for hard negatives of any task: draw from a list of candidates, open a file of mined negatives."""
 
 import re
 from collections.abc import Sequence
@@ -29,14 +28,6 @@ def draw_entries(pool: Sequence[int], draws: Sequence[float] | np.ndarray) -> li
         other = i + int(draw * (len(left) - i))
         left[i], left[other] = left[other], left[i]
     return left[: len(draws)]
-
-
-def evenly_spaced_ids(count: int) -> list[int]:
-    """Return the ids of at most LOOKED_AT samples, evenly spaced and ascending among `count` samples; [] for none.
-
-    These samples are checked for hard negatives before a run.
-    """
-    return np.unique(np.linspace(0, count - 1, min(LOOKED_AT, count)).astype(np.int64)).tolist()
 
 
 def open_mined(path: str, key: str = "data.negatives.file") -> Rows:

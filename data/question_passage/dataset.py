@@ -17,10 +17,11 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from dyad.data.base.arrays import evenly_spaced
 from dyad.data.base.errors import ConfigError, SampleError
 from dyad.data.batch import Batch, Extra, KnownPositives, text_lengths
 from dyad.data.config import DataConfig, DrawnPositives, NegativeList, PassageConfig, QuestionConfig
-from dyad.data.loading.negatives import evenly_spaced_ids, first_indices
+from dyad.data.loading.negatives import LOOKED_AT, first_indices
 from dyad.data.loading.replacement import Replacements
 from dyad.data.loading.sample_rng import uniforms
 from dyad.data.question_passage.corpus import Corpus
@@ -170,7 +171,7 @@ class QuestionPassage:
         """Return a list of lines for the log: one warning if data.negatives.per_row is set, refresh_every is not, and
         none of at most 100 rows, evenly spaced in the data, has a hard negative that can be drawn; else an empty
         list."""
-        negatives, looked = self.config.negatives, evenly_spaced_ids(len(self.questions))
+        negatives, looked = self.config.negatives, evenly_spaced(len(self.questions), LOOKED_AT).tolist()
         if not negatives.per_row or negatives.refresh_every:
             return []
         for i in looked:

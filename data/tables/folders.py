@@ -1,5 +1,6 @@
 """Find the tables that a path names: a file, a folder of images, a data set of Hugging Face, a URL."""
 
+import glob
 import os
 import re
 from collections import Counter
@@ -11,6 +12,7 @@ from unicodedata import normalize
 from dyad.data.base.errors import BadRow, ConfigError
 from dyad.data.base.files import leads_inside
 from dyad.data.shards.scan_tar import IMAGES, MAX_BYTES
+from dyad.data.shards.sources import LISTED_SCHEMES
 from dyad.data.shards.storage import list_remote, scheme_of, shard_name
 from dyad.data.shards.text_files import decoded
 from dyad.data.tables.image_table import CAPTION_FIELDS, LABEL_FIELDS, TEXT_FILES, image_column, read_limited
@@ -31,18 +33,23 @@ def tables_of(path: str, columns: Sequence[str]) -> list[Table]:
     The list is empty for shards, and for .tsv, .jsonl and .json files that training reads by offset
     (data/shards/rows.py). Of such files these are tables: local files with triples of ids (.tsv), with COCO annotations
     (.json), or with images and their captions or labels (.tsv, .jsonl); and, if `columns` is not empty, every file that
-    `path` names. In a folder they are never tables, except metadata.jsonl. columns: the setting data.columns. Raises
-    ConfigError for a missing file, for a folder or a data set of the hub with several splits, and for triples of ids
-    without a file of questions; DataError for a table that cannot be read; OSError when storage fails.
+    `path` names. In a folder they are tables only if `columns` is not empty, except metadata.jsonl, which always is
+    one. columns: the setting data.columns. Raises ConfigError for a missing file, for a folder or a data set of the hub
+    with several splits, and for triples of ids without a file of questions; DataError for a table that cannot be read;
+    OSError when storage fails.
     """
     if os.path.isdir(path):
-        found = _files_of(path)
+        found = _files_of(path, columns)
         return [_image_folder(path)] if found == [path] else [open_table(file) for file in found]
-    suffix, scheme = os.path.splitext(shard_name(path))[1], scheme_of(path)
+    scheme = scheme_of(path)
+    listed = scheme in LISTED_SCHEMES
+    suffix = os.path.splitext(path if listed else shard_name(path))[1]  # a "?" begins a query only of other schemes
     if suffix in ALWAYS or (columns and suffix in OPENERS):
-        return [open_table(file) for file in (list_remote(path) if "*" in path and scheme else [path])]
+        is_glob = glob.has_magic(path) if listed else scheme and "*" in path
+        return [open_table(file) for file in (list_remote(path) if is_glob else [path])]
     if scheme:
-        return [open_table(file) for file in _hub_files(path)] if scheme == "hf" and not suffix else []
+        names_files = not listed or suffix in (*OPENERS, ".tar")
+        return [] if names_files else [open_table(file) for file in _remote_files(path, columns)]
     if suffix not in OPENERS or (suffix == ".json" and not is_coco(path)):
         return []
     table = open_table(path)
@@ -51,11 +58,11 @@ def tables_of(path: str, columns: Sequence[str]) -> list[Table]:
     return [table] if triples or (captioned and image_column(table)) else []
 
 
-def _files_of(folder: str) -> list[str]:
+def _files_of(folder: str, columns: Sequence[str]) -> list[str]:
     """Return the paths of the tables in a folder; the list [folder] if it is a folder of images.
 
     The list is empty if the folder has shards, files of rows that are read by offset, or neither tables nor images.
-    Raises ConfigError for a folder with several splits.
+    Files of rows are tables if `columns` is not empty. Raises ConfigError for a folder with several splits.
     """
     names = sorted(os.listdir(folder))
     if any(name.endswith(".tar") or name in JUDGED for name in names):
@@ -70,19 +77,32 @@ def _files_of(folder: str) -> list[str]:
         if found := [os.path.join(inner, name) for name in beside if name.endswith(COLUMNAR)]:
             return _one_split(folder, found)
     if not any(map(_is_image, names)):
-        rows = [os.path.join(folder, name) for name in names if name.endswith(ROWS)]
-        for suffix in ROWS:
-            _one_split(folder, [file for file in rows if file.endswith(suffix)])
-        if rows:
-            return []
+        if rows := _files_of_rows(folder, [os.path.join(folder, name) for name in names]):
+            return rows if columns else []
         if found := [os.path.join(folder, name) for name in names if name.endswith(".csv")]:
             return _one_split(folder, found)
     return [folder] if any(_is_image(path.name) or path.is_dir() for path in _walk(folder)) else []
 
 
-def _hub_files(url: str) -> list[str]:
-    """Return the URLs of all Parquet files of a data set on the Hugging Face hub. Errors as of `tables_of`."""
-    return _one_split(url, list_remote(f"{url.rstrip('/')}/**/*.parquet"))
+def _remote_files(url: str, columns: Sequence[str]) -> list[str]:
+    """Return the URLs of the tables in a remote folder: all Parquet files of a data set on the Hugging Face hub.
+
+    If there are none and `columns` is not empty, they are the folder's own files of rows, unless it has shards. Errors
+    as of `tables_of`.
+    """
+    hub = list_remote(f"{url.rstrip('/')}/**/*.parquet") if scheme_of(url) == "hf" else []
+    if hub or not columns:
+        return _one_split(url, hub)
+    files = list_remote(url)
+    return [] if any(file.endswith(".tar") for file in files) else _files_of_rows(url, files)
+
+
+def _files_of_rows(source: str, files: list[str]) -> list[str]:
+    """Return the files with a suffix of ROWS, without hidden ones. Arguments and errors as of `_one_split`."""
+    rows = [file for file in files if file.endswith(ROWS) and not shard_name(file).startswith(".")]
+    for suffix in ROWS:
+        _one_split(source, [file for file in rows if file.endswith(suffix)])
+    return rows
 
 
 def _one_split(source: str, files: list[str]) -> list[str]:

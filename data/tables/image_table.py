@@ -102,10 +102,10 @@ class ImageTable:
         """Convert a row to a sample: return its members (files) as {suffix: bytes}.
 
         They are the image; a txt with the captions, if any, with blank lines between them; and a json with the other
-        columns, if the table has any, without fields that are bytes or a mapping with bytes; bytes in a list become
-        text. With options.template the caption column is in the json too. Raises `fields` if it is a BadRow. Raises
-        BadRow when the image is missing or too large or its header is damaged, when a member is too long, and as
-        `captions` and `json_bytes` do.
+        columns, if the table has any, without fields that are bytes or a mapping or list with bytes at any depth. With
+        options.template the caption column is in the json too. Raises `fields` if it is a BadRow. Raises BadRow when
+        the image is missing or too large or its header is damaged, when a member is too long, and as `captions` and
+        `json_bytes` do.
         """
         if isinstance(fields, BadRow):
             raise fields
@@ -221,7 +221,8 @@ def image_table(table: Table, options: TableOptions) -> ImageTable | None:
 
 
 def _has_bytes(value: Any) -> bool:
-    return isinstance(value, bytes) or (isinstance(value, Mapping) and any(map(_has_bytes, value.values())))
+    parts = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else ()
+    return isinstance(value, bytes) or any(map(_has_bytes, parts))
 
 
 def read_limited(path: Path, limit: int) -> bytes:

@@ -318,6 +318,8 @@ def _json(path: str) -> Opened:
             try:
                 value = parse_json(file.read(), MOST_OF_COCO)
                 found = _captions(value, os.path.dirname(path)) if isinstance(value, dict) else value
+                if not isinstance(found, list):
+                    raise ValueError(f"its value is {found!r:.80}")
             except (ValueError, KeyError, TypeError) as error:
                 raise DataError(f"{path} is no array of objects, and has no captions as COCO: {error}") from error
         for number, fields in enumerate(found, start=1):

@@ -20,13 +20,14 @@ from huggingface_hub.utils import validate_repo_id
 from open_clip.pretrained import get_pretrained_cfg
 from torch import nn
 
+from dyad.data.base.arrays import evenly_spaced
 from dyad.data.base.errors import BadRow, ConfigError, DataError, ExitCode
 from dyad.data.base.findings import Finding, fail, ok, warn
 from dyad.data.base.json_text import parse_json
 from dyad.data.config import Mode, NegativeList
 from dyad.data.image_text.sample import ShardSample
 from dyad.data.image_text.stream import first_sample
-from dyad.data.loading.negatives import evenly_spaced_ids
+from dyad.data.loading.negatives import LOOKED_AT
 from dyad.data.question_passage.formats import query_of, record_of
 from dyad.data.question_passage.judgements import queries_of
 from dyad.data.question_passage.negatives import no_negatives_message
@@ -155,7 +156,7 @@ def _shard(path: str, total: str, config: TrainConfig) -> Iterator[Finding]:
             for i in {0, index.samples - 1} if index.samples else ():
                 _check_image(ShardSample.read(samples, i), config)
         else:
-            found = ((rows.fields(i), rows.where(i)) for i in evenly_spaced_ids(index.samples))
+            found = ((rows.fields(i), rows.where(i)) for i in evenly_spaced(index.samples, LOOKED_AT).tolist())
             yield from _check_rows(found, path, config)
         yield ok("data", f"{path}: {index.samples} samples, indexed, first and last read ({total} in all)")
     elif length > SCANNED or scheme_of(path):
@@ -244,7 +245,7 @@ def _scan(path: str, config: TrainConfig) -> tuple[int, Sequence[Finding]]:
         except ValueError as error:
             raise DataError(f"{where}: unreadable row: {error}") from error
 
-    some = evenly_spaced_ids(len(scan.key)) if scan.suffix == "json" else ()
+    some = evenly_spaced(len(scan.key), LOOKED_AT).tolist() if scan.suffix == "json" else ()
     return len(scan.key), [*_check_rows(map(row, some), path, config)]
 
 

@@ -11,8 +11,7 @@ from io import BufferedReader, BytesIO
 from itertools import islice
 from typing import Any, TypeVar
 
-import numpy as np
-
+from dyad.data.base.arrays import evenly_spaced
 from dyad.data.base.errors import BadRow, SampleError, UserError
 from dyad.data.base.findings import Finding, ok, warn
 from dyad.data.image_text.sample import ShardSample
@@ -114,7 +113,7 @@ def _texts_by_kind(config: TrainConfig) -> Iterator[tuple[str, str | None, list[
 
 def _evenly_spaced(texts: Sequence[T]) -> list[T]:
     """Return at most TEXTS (1,000) of the texts, evenly spaced from the first to the last."""
-    return [texts[int(i)] for i in np.linspace(0, len(texts) - 1, min(TEXTS, len(texts)))]
+    return [texts[i] for i in evenly_spaced(len(texts), TEXTS)]
 
 
 def _of_files(config: TrainConfig, read: Callable[[str, WrittenSource, TrainConfig], Iterator[T]]) -> list[T]:

@@ -8,16 +8,12 @@ from typing import Any
 
 import numpy as np
 
+from dyad.data.base.arrays import evenly_spaced
 from dyad.eval.search.ranks import pair_scores
 
 QUERIES = 2000  # the most queries of the sample
 PER_QUERY = 5  # the most right pairs, and random pairs, of a query
 BINS = 40
-
-
-def evenly_spread(n: int, count: int = QUERIES) -> np.ndarray:
-    """Return `count` evenly spread indices of 0 … n − 1, or all of them if n is smaller."""
-    return np.linspace(0, n - 1, min(n, count)).astype(np.int64)
 
 
 def score_histogram(
@@ -32,7 +28,7 @@ def score_histogram(
     −inf if there is none.
     """
     draw = np.random.default_rng(0)
-    some_right = [items[evenly_spread(len(items), PER_QUERY)] for items in right]
+    some_right = [items[evenly_spaced(len(items), PER_QUERY)] for items in right]
     others = [np.setdiff1d(draw.integers(0, len(items_mD), PER_QUERY), items) for items in right]
     scores = {
         "right": _pair_scores(queries_kD, items_mD, some_right),

@@ -17,12 +17,13 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from dyad.data.base.arrays import evenly_spaced
 from dyad.data.image_text.items import RetrievalSet
 from dyad.eval.encode.encoder import Encoder, Evaluator, Report
 from dyad.eval.metrics.bootstrap import Values, comparison, summary
 from dyad.eval.metrics.matches import Labels, Matches
 from dyad.eval.results.cases import ANSWERS, RIGHT, Case, Item, answer, choose, item, ranked_case
-from dyad.eval.results.score_histogram import evenly_spread, score_histogram
+from dyad.eval.results.score_histogram import QUERIES, score_histogram
 from dyad.eval.results.thumbnails import Thumbnails
 from dyad.eval.search.index import Hits, Index
 from dyad.eval.search.index_spec import EXACT
@@ -129,7 +130,7 @@ class Direction:
         Their form is that of `score_histogram` (eval/results/score_histogram.py). One process alone may call it only
         after all have read `ranked`.
         """
-        picks = evenly_spread(len(self.queries_nD))
+        picks = evenly_spaced(len(self.queries_nD), QUERIES)
         right = [self.right(query) for query in picks.tolist()]
         return score_histogram(self.queries_nD[picks], self.items_mD, right, self.ranked.ranking.best_wrong[picks])
 

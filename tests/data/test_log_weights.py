@@ -4,6 +4,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import safetensors.torch
+import torch
 from helpers.messages import raises
 from safetensors.numpy import save_file
 
@@ -54,3 +56,16 @@ def test_what_is_no_such_file_is_refused(tmp_path: Path) -> None:
         save_file({"keys": KEYS, "log_q": VALUES}, path, {"dyad": facts})
         with raises(DataError, path):
             read_log_weights(str(path))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float8_e4m3fn, torch.float16])
+def test_numbers_of_few_bits(dtype: torch.dtype, tmp_path: Path) -> None:
+    """NumPy has no bfloat16 and no float8."""
+    path = tmp_path / "w.safetensors"
+    tensors = {"keys": torch.from_numpy(KEYS), "log_q": torch.from_numpy(VALUES).to(dtype)}
+    safetensors.torch.save_file(tensors, path)
+    if dtype is torch.float16:
+        assert (read_log_weights(str(path)).values_n == VALUES.astype(np.float16)).all()
+        return
+    with raises(DataError, path, str(dtype).removeprefix("torch."), "log_q", "float64"):
+        read_log_weights(str(path))

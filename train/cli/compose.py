@@ -22,7 +22,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from dyad.data.base.errors import ConfigError, nearest
-from dyad.data.base.limits import check_limits
+from dyad.data.base.limits import MOST, check_limits
 from dyad.train.cli.command_line import expand_short_keys, parse_argument
 from dyad.train.cli.presets import (
     CONFIG_DIR,
@@ -247,7 +247,7 @@ def _explain_errors(overrides: Sequence[str]) -> Iterator[None]:
     """
     try:
         yield
-    except (HydraException, OmegaConfBaseException) as error:
+    except (HydraException, OmegaConfBaseException, OverflowError) as error:
         cause = _first_cause(error, expand_short_keys(overrides))
         raise ConfigError(cause.replace(f"experiment/{OWN}", str(recipe_of(expand_short_keys(overrides))))) from error
 
@@ -336,6 +336,7 @@ MUST_BE = {
     r"Value '(.*)' of type .* is incompatible with type hint 'Union\[int, float\]'": "a number",
     r"Value '(.*)' of type .* could not be converted to Integer": "a whole number",
     r"Value '(.*)' of type .* could not be converted to Float": "a number",
+    r"int too large to convert to float": f"a number of at most {MOST:,}",
     r"Value '(.*)' is not a valid bool": "true or false",
     r"field '.*' is not Optional()": "a value, not null",
     r"Invalid value assigned: \w+ is not a ListConfig": "a list, written like [1,2] or [a,b]",

@@ -13,6 +13,7 @@ from typing import Any, cast
 
 import numpy as np
 
+from dyad.data.base.arrays import evenly_spaced
 from dyad.data.base.files import write_json
 from dyad.data.config import PassageConfig, QuestionConfig
 from dyad.data.question_passage.bm25 import BM25, build_bm25, open_bm25
@@ -25,7 +26,7 @@ from dyad.eval.encode.encoder import Encoder, Evaluator, Report
 from dyad.eval.metrics.bootstrap import Values, comparison, summary
 from dyad.eval.metrics.trec import CUTOFFS, Run, beir_result, ranked, write_dpr, write_qrels, write_run
 from dyad.eval.results.cases import ANSWERS, RIGHT, Case, Item, answer, choose, excerpt, item
-from dyad.eval.results.score_histogram import evenly_spread, score_histogram
+from dyad.eval.results.score_histogram import QUERIES, score_histogram
 from dyad.eval.search.fusion import reciprocal_rank_fusion
 from dyad.eval.search.index import Hits, Index
 from dyad.eval.tasks.baselines import skip_on_error, untrained_encoder
@@ -218,7 +219,7 @@ class PassageRetrieval(Evaluator):
     # ---- cases -------------------------------------------------------------------------------------------------------
 
     def _histogram(self, run: Run, searched: Searched) -> dict[str, list[Any]]:
-        picks = evenly_spread(len(self.data.questions))
+        picks = evenly_spaced(len(self.data.questions), QUERIES)
         names = [self.data.questions[pick].id for pick in picks.tolist()]
         right = [self.data.corpus.positions(self._right(name, run)) for name in names]
         wrong = [

@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 import pytest
 from helpers.messages import raises
 
-from dyad.data.base.command_line import parse_options, split_arguments
+from dyad.data.base.command_line import key_table, parse_options, split_arguments
 from dyad.data.base.errors import ConfigError
+from dyad.data.config import described
 
 
 @dataclass
@@ -28,6 +29,7 @@ def test_values_are_of_the_types_of_their_fields() -> None:
     ("word", "named"),
     [
         ("--count=7", ("--count=7", "key=value", "python -m x")),
+        ("--plugins=[nowhere]", ("--plugins=[nowhere]", "key=value", "python -m x")),
         ("count", ("count", "key=value", "python -m x")),
         ("conut=7", ("conut", "count")),
         ("count=many", ("count=many",)),
@@ -42,3 +44,12 @@ def test_what_is_no_option_is_refused(word: str, named: tuple[str, ...]) -> None
 def test_a_key_has_one_value() -> None:
     with raises(ConfigError, "count"):
         parse_options(Options, ["count=1", "count=2"], "python -m x")
+
+
+def test_the_help_has_the_defaults_that_lists_have() -> None:
+    @dataclass
+    class Lists:
+        none: list[str] = described([], "")
+        two: list[str] = described(["a", "b"], "")
+
+    assert [line.split()[:2] for line in key_table(Lists)] == [["none", "[]"], ["two", "[a,b]"], ["plugins", "[]"]]

@@ -1,5 +1,5 @@
 """The rows of tables in unusual files: images that are missing, lines in a file named .json,
-columns that nobody asks for."""
+columns that nobody asks for; files that hold no table."""
 
 from __future__ import annotations
 
@@ -10,11 +10,14 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from helpers.messages import raises
 from helpers.rows import Fields, write_lines
+from helpers.shards import image
 from helpers.tables import coco, write_arrow
 
+from dyad.data.base.errors import DataError
 from dyad.data.tables.folders import tables_of
-from dyad.data.tables.image_table import json_bytes
+from dyad.data.tables.image_table import TableOptions, image_table, json_bytes
 from dyad.data.tables.readers import open_table
 
 
@@ -63,3 +66,21 @@ def test_times_of_nanoseconds_need_no_pandas(suffix: str, tmp_path: Path) -> Non
 def test_a_field_that_is_no_number_is_null() -> None:
     """pandas writes NaN where a value is missing."""
     assert json_bytes({"a": math.nan, "b": [1.5, math.inf], "c": "NaN"}) == b'{"a": null, "b": [1.5, null], "c": "NaN"}'
+
+
+def test_fields_with_bytes_are_left_out_at_any_depth(tmp_path: Path) -> None:
+    row = {"image": image(), "caption": "a", "one": b"\xff", "list": [b"\xff"], "inner": [{"bytes": b"\xff"}]}
+    columns = pa.Table.from_pylist([row | {"names": [["b"]]}])
+    pairs = pa.array([[("c", b"\xff")]], pa.map_(pa.string(), pa.binary()))
+    pq.write_table(columns.append_column("pairs", pairs), tmp_path / "a.parquet")
+    table = image_table(open_table(str(tmp_path / "a.parquet")), TableOptions())
+    assert table is not None
+    ((_, fields),) = table.table.rows()
+    assert table.members(fields)["json"] == b'{"names": [["b"]]}'
+
+
+@pytest.mark.parametrize(("content", "value"), [("5", 5), ("null", None), ("true", True), ('"a"', "'a'")])
+def test_a_json_file_without_an_array_is_refused(content: str, value: object, tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text(content)
+    with raises(DataError, tmp_path / "a.json", value):
+        tables_of(str(tmp_path / "a.json"), ["anchor"])

@@ -267,14 +267,15 @@ def test_files_of_rows_that_are_named_after_splits_are_not_mixed(suffix: str, tm
         folders.tables_of(str(tmp_path), [])
 
 
-def test_folders_of_splits_on_the_hub_are_not_mixed(monkeypatch: pytest.MonkeyPatch) -> None:
-    url = "hf://datasets/a/b"
+@pytest.mark.parametrize("url", ["hf://datasets/a/b", "hf://datasets/Cohere/msmarco-v2.1-embed-english-v3"])
+def test_folders_of_splits_on_the_hub_are_not_mixed(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     there = [f"{url}/train/0000.parquet", f"{url}/train/0001.parquet", f"{url}/validation/0000.parquet"]
     monkeypatch.setattr(folders, "list_remote", lambda pattern: there if "**" in pattern else there[:2])
     monkeypatch.setattr(folders, "open_table", lambda path: path)
     with raises(ConfigError, url, f"{url}/train/*.parquet", f"{url}/validation/*.parquet"):
         folders.tables_of(url, [])
     assert folders.tables_of(f"{url}/train/*.parquet", []) == there[:2]
+    assert folders.tables_of(f"{url}/a.tar", []) == folders.tables_of(f"{url}/a.jsonl", []) == []
 
 
 def test_a_remote_table_names_no_image_of_this_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from dyad.eval.results.cases import LONGEST, answer, choose, excerpt, item
-from dyad.eval.results.score_histogram import BINS, PER_QUERY, evenly_spread, score_histogram
+from dyad.eval.results.score_histogram import BINS, PER_QUERY, score_histogram
 
 
 def kinds(chosen: list[tuple[str, int]]) -> dict[str, list[int]]:
@@ -114,9 +114,3 @@ def test_a_collapsed_model_has_a_histogram(apart: int) -> None:
     assert (np.diff(found["edges"]) > 0).all() and len(found["edges"]) == BINS + 1
     assert sum(found["right"]) == sum(found["best_wrong"]) == 20
     assert not apart or (found["right"][0], found["best_wrong"][-1]) == (20, 20)
-
-
-def test_positions_are_spread_evenly() -> None:
-    assert evenly_spread(10, 3).tolist() == [0, 4, 9] and evenly_spread(3, 10).tolist() == [0, 1, 2]
-    assert evenly_spread(0).tolist() == []
-    assert len(np.unique(evenly_spread(100_000))) == 2000

@@ -16,6 +16,7 @@ from dyad.data.cli.options import CheckOptions, IndexOptions, PackOptions, Split
 from dyad.data.shards.sources import parse_sources
 from dyad.eval.config import EvalCommand, MineCommand, ReportCommand
 from dyad.export.main import ExportCommand
+from dyad.train.cli.compose import compose_config
 from dyad.train.config import TrainConfig
 from dyad.train.losses import OBJECTIVES
 
@@ -81,6 +82,12 @@ def test_every_key_of_the_other_commands(command: type) -> None:
         for value in (*SLIPS, *SMALL, ""):
             make = lambda word=f"{name}={value}": parse_options(command, [*needed, word], "dyad x")  # noqa: E731
             assert refused(make, name) or value in (*SMALL, ""), f"{name}={value}"
+
+
+@pytest.mark.parametrize("key", ["steps", "optim.lr"])
+def test_whole_numbers_that_no_float_holds(key: str) -> None:
+    with raises(ConfigError, f"{key}=", "1,000,000,000,000"):
+        compose_config([f"{key}={10**309}"])
 
 
 @pytest.mark.parametrize("weight", ["0", "-1", "nan", "inf", "1e30"])
