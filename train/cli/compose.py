@@ -199,7 +199,8 @@ def _composed(overrides: Sequence[str]) -> DictConfig:
     if recipe is not None:
         store_recipe(recipe, overrides)
     GlobalHydra.instance().clear()
-    words = [_unescaped(f"++{word}" if word.startswith(OPEN_SECTIONS) else word) for word in overrides]
+    is_open = [word.replace("=", ".", 1).startswith(OPEN_SECTIONS) for word in overrides]  # also SECTION={KEY:VALUE}
+    words = [_unescaped(f"++{word}" if own else word) for word, own in zip(overrides, is_open, strict=True)]
     words = [f"experiment={OWN}" if recipe and word.startswith("experiment=") else word for word in words]
     with _explain_errors(overrides), initialize_config_dir(str(CONFIG_DIR), version_base="1.3"):
         config = compose("train", words)

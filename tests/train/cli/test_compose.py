@@ -245,6 +245,13 @@ def test_a_text_that_looks_like_a_number_stays_as_it_is_typed(text: str) -> None
     assert compose_config(words_for(config)) == config
 
 
+def test_a_section_of_any_keys_may_be_one_mapping() -> None:
+    words = ["optim.options={betas:[0.9,0.99]}", "data.augment_y={flip:0.5}", "also={more:{objective:dpr}}"]
+    config = compose_config(["experiment=simclr_emoji", *words])
+    assert config.optim.options == {"betas": [0.9, 0.99]} and config.also == {"more": {"objective": "dpr"}}
+    assert config.data.augment_y == {"flip": 0.5}
+
+
 def test_the_sweep_for_wandb_is_of_runs_that_compose() -> None:
     """W&B puts key=value for each parameter in the place of ${args_no_hyphens}."""
     sweep: Any = OmegaConf.to_container(OmegaConf.load(ROOT / "launch/wandb_sweep.yaml"), resolve=False)
