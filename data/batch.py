@@ -193,9 +193,8 @@ class Batch:
 
 
 def with_auxiliary(batch: Batch, *auxiliary: Batch) -> Batch:
-    """Return a copy of `batch` with its field `auxiliary` set to the given batches, those of the auxiliary losses. Its
-    field `bad` lists the bad samples of `batch` and of these batches."""
-    return replace(batch, auxiliary=auxiliary, bad=sum((of.bad for of in auxiliary), batch.bad))
+    """Return a copy of `batch` with its field `auxiliary` set to the given batches, those of the auxiliary losses."""
+    return replace(batch, auxiliary=auxiliary)
 
 
 def text_lengths(tokenize: Any, tokens: Tensor) -> Lengths | None:

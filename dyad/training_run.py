@@ -181,7 +181,8 @@ class TrainingRun:
         """
         config, world, step = self.config, self.world, self.components.step
         stragglers = Stragglers(step.local_timer, config.dist.slow_rank, world, log)
-        bad_samples = BadSampleCounter(config.data, config.global_batch_size, world, ledger, log)
+        sizes = [term.config.global_batch_size for term in step.terms]
+        bad_samples = BadSampleCounter(config.data, sizes, world, ledger, log)
         monitor = Monitor(
             stragglers,
             bad_samples,

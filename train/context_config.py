@@ -33,7 +33,7 @@ class ContextConfig:
 
     def check_width(self, width: int) -> None:
         """Raise ConfigError if kind=transformer and `width`, that of the states, is not a multiple of `heads`."""
-        if self.kind is ContextKind.transformer and width % self.heads:
+        if self.kind is ContextKind.transformer and self.heads and width % self.heads:  # check_limits refuses 0
             raise ConfigError(
                 f"model.context.width={width}: a multiple of model.context.heads={self.heads} is needed; null is the "
                 "width of an item's embedding"

@@ -74,10 +74,9 @@ def build_loader(
     dataset: makes the batches. order: decides which samples a step uses. workers: number of loader processes; 0: none,
     batches are made on demand. timeout: seconds that a worker may take for a sample; 0: no limit. noise_later: whether
     noise is left out of the batches, to be added on the device by Batch.with_noise. drawn: adds noise items to each
-    batch; None: none. With CUDA batches lie in pinned memory. If `dataset` has a method completed(batch, rank,
-    world_size), its result, of which not all need be pinned, is yielded for each batch. Ranks do not communicate.
-    Raises HardwareError when a worker dies or exceeds the timeout, and the UserError that `dataset` raised for a batch
-    that it cannot make.
+    batch; None: none. If `dataset` has a method completed(batch, rank, world_size), its result is yielded for each
+    batch. With CUDA batches lie in pinned memory. Ranks do not communicate. Raises HardwareError when a worker dies or
+    exceeds the timeout, and the UserError that `dataset` raised for a batch that it cannot make.
     """
     local = lru_cache(maxsize=1)(order.local)  # a worker may make several parts of a step
 
@@ -92,4 +91,7 @@ def build_loader(
     options = {"where": dataset.where, "timeout": timeout, "rank": rank}
     batches = batches_of_parts(make, steps, count, workers, noise_later, **options)
     completed = getattr(dataset, "completed", None)  # a method of data sets that complete whole batches of a rank
-    return batches if completed is None else (completed(batch, rank, world_size) for batch in batches)
+    if completed is None:
+        return batches
+    whole = (completed(batch, rank, world_size) for batch in batches)
+    return map(Batch.pin_memory, whole) if torch.cuda.is_available() else whole  # what is pinned is not copied again

@@ -366,7 +366,7 @@ def tracking(config: TrainConfig) -> Iterator[Finding]:
     """Yield a finding (a line marked ok): the W&B mode (online, offline, disabled) that a run would choose.
 
     A run takes another mode if the W&B server does not answer or the package wandb cannot be imported; neither is tried
-    here. TensorBoard and plugins are not checked here. Raises ConfigError for tracking.wandb=online without an API key.
+    here. TensorBoard and plugins are not checked here. Raises ConfigError as `wandb_mode` does.
     """
     mode = wandb_mode(config.tracking)
     more = {Wandb.offline: "; `wandb sync` sends it later", Wandb.disabled: "; with an API key (`wandb login`) online"}

@@ -12,6 +12,7 @@ from dyad.doctor.open_clip_line import Launch
 from dyad.train.cli import open_clip_flags as flags
 from dyad.train.cli.compose import as_argument
 
+LITERAL = re.compile(r"[\w./:@+-]+|\[[\w.,+-]*\]")  # texts that need no quotes; numbers among them are numbers
 NUMBER = re.compile(r"[-+]?\d*\.?\d+(?:[eE][-+]?\d+)?")
 
 
@@ -35,7 +36,8 @@ class Translation:
     @property
     def arguments(self) -> list[str]:
         """The keys translated from the open_clip command line, as key=value arguments for `python -m train`."""
-        return [f"{key}={as_argument(value)}" for key, value in self.keys.items()]
+        pairs = self.keys.items()
+        return [f"{k}={v if isinstance(v, str) and LITERAL.fullmatch(v) else as_argument(v)}" for k, v in pairs]
 
     def __str__(self) -> str:
         """Return the translation to print: the Dyad shell command, then the notes as shell comments."""

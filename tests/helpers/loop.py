@@ -70,7 +70,7 @@ def quiet_monitor() -> Monitor:
     """The monitor of a run in one process, which has nothing to say."""
     world, ledger = World(), Ledger(None, 0, print)
     stragglers = Stragglers(LocalTimer(world.device), 0.7, world, print)
-    bad_samples = BadSampleCounter(DataConfig(), BATCH, world, ledger, print)
+    bad_samples = BadSampleCounter(DataConfig(), [BATCH], world, ledger, print)
     return Monitor(stragglers, bad_samples, {}, 0, ledger, world)
 
 

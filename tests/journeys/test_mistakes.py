@@ -215,7 +215,7 @@ READ = {
         *(EMOJI, "objective=coce", "objective.divergence=cvar", "objective.temperature=0.2", "objective.nu=state"),
     ],
     "a temperature beside the scale that gives it": [
-        *(EMOJI, "objective=siglip", "objective.init_scale=5", "objective.temperature=0.2"),
+        *(EMOJI, "objective=siglip", "objective.init_scale=5", "objective.temperature=0.20"),
     ],
     "a key of one run of a sweep": [
         *(EMOJI, "objective=coce", "-m"),

@@ -50,7 +50,8 @@ OPEN_SECTIONS = ("optim.options.", "data.augment_y.", "also.")  # mappings with 
 # Keys, also of a source of data.train, whose values may have line breaks and tabs
 WITH_ESCAPES = ("data.question.prefix", "data.passage.prefix", "question_prefix", "passage_prefix")
 ESCAPES = {r"\n": "\n", r"\t": "\t", "\\\\": "\\"}  # how these characters are typed: few shells pass a line break on
-UNQUOTED = re.compile(r"[\w./:@+-]+|\[[\w.,+-]*\]")  # values that Hydra's grammar reads literally
+# Texts that Hydra's grammar reads literally: no number, no bool, not null
+UNQUOTED = re.compile(r"(?!([+-]?(\.?\d[\d._]*(e[+-]?\d+)?|nan|inf)|true|false|null)$)[\w./:@+-]+", re.ASCII | re.I)
 
 
 @cache
@@ -124,16 +125,14 @@ def _changed_words(config: TrainConfig, composed: TrainConfig) -> list[str]:
 
 
 def as_argument(value: Any) -> str:
-    """Return a value as the text that Hydra parses to it, in quotes where needed: True → true, None → null.
-
-    A text that reads as another value is not quoted: "null" is parsed to None, "1_000" to 1000.
-    """
+    """Return a value as the text that Hydra parses to it, in quotes where needed: True → true, None → null."""
     if isinstance(value, list):
         return f"[{','.join(map(as_argument, value))}]"
     if isinstance(value, Mapping):
         return f"{{{','.join(f'{name}:{as_argument(item)}' for name, item in value.items())}}}"
     text = str(value).lower() if isinstance(value, bool) else "null" if value is None else str(value)
-    return text if UNQUOTED.fullmatch(text) else QuotedString(text, Quote.double).with_quotes()
+    is_literal = not isinstance(value, str) or UNQUOTED.fullmatch(text)
+    return text if is_literal else QuotedString(text, Quote.double).with_quotes()
 
 
 def _change_prefixes(key: str, value: Any, change: Callable[[str], str]) -> Any:
@@ -200,15 +199,29 @@ def _composed(overrides: Sequence[str]) -> DictConfig:
     if recipe is not None:
         store_recipe(recipe, overrides)
     GlobalHydra.instance().clear()
-    words = [_unescaped(f"++{word}" if word.startswith(OPEN_SECTIONS) else word) for word in overrides]
+    is_open = [word.replace("=", ".", 1).startswith(OPEN_SECTIONS) for word in overrides]  # also SECTION={KEY:VALUE}
+    words = [_unescaped(f"++{word}" if own else word) for word, own in zip(overrides, is_open, strict=True)]
     words = [f"experiment={OWN}" if recipe and word.startswith("experiment=") else word for word in words]
     with _explain_errors(overrides), initialize_config_dir(str(CONFIG_DIR), version_base="1.3"):
         config = compose("train", words)
+    _keep_texts(config, overrides)
     if config.plugins and not any(word.startswith("plugins=") for word in overrides):
         raise ConfigError(f"plugins={config.plugins}: a file names no code. Type it, if you trust these modules")
     with _explain_errors(overrides):
         take_start_defaults(config, typed_keys(overrides, recipe))
     return config
+
+
+def _keep_texts(config: DictConfig, words: Sequence[str]) -> None:
+    """Set, in place, keys whose value is a text to what was typed, where Hydra has read a number or a bool: 1e3, 1.50.
+
+    words: the key=value arguments of the command line.
+    """
+    for word in words:
+        key, _, text = word.partition("=")
+        is_number = text and isinstance(parse_argument(word).value(), int | float)  # or a bool
+        if is_number and isinstance(OmegaConf.select(config, key.lstrip("+")), str):
+            OmegaConf.update(config, key.lstrip("+"), text.strip())
 
 
 def to_train_config(config: Any, overrides: Sequence[str] = ()) -> TrainConfig:

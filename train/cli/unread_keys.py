@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from dyad.data.base.errors import raise_broken
+from dyad.train.cli.command_line import parse_argument
 from dyad.train.config import OWN_IMAGE_TOWERS, OWN_TEXT_TOWERS, ImageTower, TextTower, TrainConfig
 from dyad.train.run_folder.folder import all_keys
 
@@ -120,11 +121,12 @@ def refuse_unread(words: Iterable[str], configs: Sequence[TrainConfig]) -> None:
         for condition in unmet(key, configs)
     )
     start = typed.get("objective.temperature")
+    number = parse_argument(f"objective.temperature={start}").value()  # of 0.10, the number 0.1
     raise_broken(
         f"objective.temperature={start}: objective.init_scale={config.objective.init_scale} says where it starts, at "
         f"{config.objective.temperature}. Leave one of them out"
         for config in configs
-        if start and getattr(config.objective, "init_scale", None) and start != str(config.objective.temperature)
+        if start and getattr(config.objective, "init_scale", None) and number != config.objective.temperature
     )
 
 

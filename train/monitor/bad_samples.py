@@ -2,11 +2,12 @@
 
 data/loading/replacement.py replaces them. Each rank knows those that were replaced in its own batches. The ranks share
 them when a step is logged and before a checkpoint, so a run stops at most tracking.every steps late. The limits look
-only at the samples' positions in the training order. So the result depends neither on the number of ranks nor on where
-the run was stopped and resumed, except in streams, whose order depends on both.
+only at the samples' positions in the training order; in each step the batches of auxiliary losses follow the run's own.
+So the result depends neither on the number of ranks nor on where the run was stopped and resumed, except in streams,
+whose order depends on both.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from dyad.data.base.errors import DataError
@@ -25,15 +26,16 @@ SHOWN = 3  # bad samples that the error message names
 class BadSampleCounter:
     """Counts the bad samples of all ranks, and raises DataError when there are more than the configuration allows.
 
-    Call `observe` after each step, and `check` when the ranks shall share what they have observed. ledger: the run's
-    event file, which lists them. log: prints which shard of a stream could not be read. Attribute total: all bad
-    samples of the run that the ranks have shared so far.
+    Call `observe` after each step, and `check` when the ranks shall share what they have observed. sizes: the global
+    batch size of each loss, first that of the run's own. ledger: the run's event file, which lists them. log: prints
+    which shard of a stream could not be read. Attribute total: all bad samples of the run that the ranks have shared so
+    far.
     """
 
     def __init__(
-        self, config: DataConfig, global_batch_size: int, world: World, ledger: Ledger, log: Callable[[str], None]
+        self, config: DataConfig, sizes: Sequence[int], world: World, ledger: Ledger, log: Callable[[str], None]
     ) -> None:
-        self._config, self._global_batch_size = config, global_batch_size
+        self._config, self._sizes = config, sizes
         self._world, self._ledger, self._log = world, ledger, log
         self._unshared: list[tuple[int, int, BadSample]] = []  # position in the order, step, sample
         self._first: list[BadSample] = []
@@ -41,10 +43,15 @@ class BadSampleCounter:
         self._recent: list[int] = []  # positions within the last WINDOW samples
 
     def observe(self, batch: Batch, step: int) -> None:
-        """Remember the bad samples of this rank's batch. step: finished optimiser steps, including this batch's."""
-        size, world = self._global_batch_size, self._world
-        first = (step - 1) * size + local_rows(size, world.rank, world.size).start
-        self._unshared += [(first + bad.row, step, bad) for bad in batch.bad]
+        """Remember the bad samples of this rank's batch, and of the batches in its field `auxiliary`.
+
+        step: finished optimiser steps, including this batch's.
+        """
+        first = (step - 1) * sum(self._sizes)
+        for size, own in zip(self._sizes, (batch, *batch.auxiliary), strict=True):
+            own_first = first + local_rows(size, self._world.rank, self._world.size).start
+            self._unshared += [(own_first + bad.row, step, bad) for bad in own.bad]
+            first += size
 
     def check(self) -> int:
         """Collect all ranks' bad samples since the last call, and write them to ledger.jsonl; return the run's total.

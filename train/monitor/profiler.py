@@ -21,6 +21,7 @@ from dyad.train.config import UNTRACED
 # Part of a step → the beginning of the names of its ranges (torch.profiler.record_function) in a trace
 TOWERS = {"towers, forward": "towers forward", "towers, backward": "towers backward"}
 PARTS = TOWERS | {"objective": "objective", "optimiser": "Optimizer.", "waiting for data": "enumerate(DataLoader)"}
+TOO_SHORT = "the run ended before a traced step did"
 COLLECTIVES = ("nccl", "gloo:", "c10d::")  # how the names of kernels, ranges and operations of collectives begin
 
 
@@ -31,8 +32,7 @@ def traced(step: Callable, count: int, folder: Path, rank: int, report: Callable
     The function returns what `step` returns. The first UNTRACED calls are not traced. After the last traced call, or at
     the end of the block if that is earlier, trace_rank<rank>.json.gz and summary_rank<rank>.txt are written to
     `folder`, which is made; its parent must exist. report: called with the metrics of `summary`, name → number. log:
-    called with a line that says where the files are, or why there is no summary; no error is raised then. If there were
-    fewer than UNTRACED calls, nothing is written, and neither is called.
+    called with a line that says where the files are, or why there is no summary; no error is raised then.
     """
 
     calls = 0
@@ -65,6 +65,8 @@ def traced(step: Callable, count: int, folder: Path, rank: int, report: Callable
     phases = schedule(skip_first=UNTRACED - 1, wait=0, warmup=1, active=count, repeat=1)
     with profile(schedule=phases, on_trace_ready=write) as profiler:
         yield call
+    if calls < UNTRACED:  # torch has called nothing
+        log(f"profile={count}: no summary ({TOO_SHORT})")
 
 
 def summary(events: Iterable[dict[str, Any]], finished: int) -> tuple[str, dict[str, float]]:
@@ -83,7 +85,7 @@ def summary(events: Iterable[dict[str, Any]], finished: int) -> tuple[str, dict[
     steps = [span for span in spans if span["cat"] == "user_annotation" and span["name"].startswith("ProfilerStep#")]
     steps = sorted(steps, key=lambda span: span["ts"])[: max(finished, 0)]
     if not steps:
-        raise ValueError("the run ended before a traced step did")
+        raise ValueError(TOO_SHORT)
     end = steps[-1]["ts"] + steps[-1]["dur"]
     for span in (span for span in spans if span["ts"] < end):
         of[span["cat"]].append(span)

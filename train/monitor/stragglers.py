@@ -14,26 +14,27 @@ SPAN = 5.0  # seconds of own time of the slowest rank before ranks are compared:
 class LocalTimer:
     """Measures the seconds between start() and stop(), summed over steps until `read`.
 
-    Each start() must be followed by one stop(). On a GPU both record CUDA events on the current stream, so the host
-    does not wait for the GPU, and the seconds are those of the GPU.
+    Each start() must be followed by a stop(); a further stop() does nothing. On a GPU both record CUDA events on the
+    current stream, so the host does not wait for the GPU, and the seconds are those of the GPU.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._on_gpu = device.type == "cuda"
         self._events: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
-        self._seconds, self._start = 0.0, 0.0
+        self._seconds, self._start, self._running = 0.0, 0.0, False
 
     def start(self) -> None:
         if self._on_gpu:
             self._events.append((torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)))
             self._events[-1][0].record()
-        self._start = perf_counter()
+        self._start, self._running = perf_counter(), True
 
     def stop(self) -> None:
-        if self._on_gpu:
+        if self._running and self._on_gpu:
             self._events[-1][1].record()
-        else:
+        elif self._running:
             self._seconds += perf_counter() - self._start
+        self._running = False
 
     def read(self) -> float:
         """Return the seconds between start() and stop(), summed since the last call of `read`; start again from zero.

@@ -130,10 +130,12 @@ def read_yaml(path: Path) -> dict[str, Any]:
     """Read a configuration file that a stranger may have written, as nested dictionaries; ${…} stays unresolved.
 
     Raises ConfigError when it cannot be read, has more than LARGEST bytes, has YAML aliases (*name), is nested deeper
-    than DEEPEST, or is a list.
+    than DEEPEST, or is a list, a number or a bool.
     """
     try:
         tree = copy.deepcopy(_parsed(config_text(path)))
+    except AssertionError:  # of OmegaConf, for a number or a bool
+        tree = None
     except (OmegaConfBaseException, YAMLError, OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"{path} cannot be read: {first_line(error)}") from error
     if not isinstance(tree, dict):

@@ -46,8 +46,8 @@ class StepRun:
     """What a step passes to LossTerm.gradient to run a loss.
 
     towers: the x tower and the y tower, wrapped for data parallelism where needed. graph_budget: the memory for cached
-    autograd graphs. scaled: multiplies a loss by the loss scale of fp16 before backward. timer: a running timer, which
-    the loss stops when all embeddings are computed.
+    autograd graphs. scaled: multiplies a loss by the loss scale of fp16 before backward. timer: a timer that the first
+    loss of a step stops when its embeddings are computed.
     """
 
     towers: Sequence[nn.Module]

@@ -19,18 +19,23 @@ from dyad.data.base.secrets import netrc_hosts, without_credentials
 from dyad.train.config import TrackingConfig, Wandb
 
 PROBE = 5.0  # seconds to wait for an answer of the server
+# Values of WANDB_MODE; dryrun and run are older names of W&B
+MODES = {"online": Wandb.online, "offline": Wandb.offline, "disabled": Wandb.disabled}
+MODES |= {"run": Wandb.online, "dryrun": Wandb.offline}
 CLOUD = {"api.wandb.ai", "api.forge.coreweave.com"}  # one service under two names: a key for either will do
 
 
 def wandb_mode(config: TrackingConfig) -> Wandb:
     """Return the W&B mode that tracking.wandb means on this machine: online, offline or disabled.
 
-    auto means the environment variable WANDB_MODE if it is online, offline or disabled; with any other value, online if
-    there is an API key, else disabled. Reads the environment, W&B's settings and ~/.netrc, never the network. Raises
-    ConfigError for online without an API key.
+    auto means what the environment variable WANDB_MODE says (see MODES); without it, online if there is an API key,
+    else disabled. Reads the environment, W&B's settings and ~/.netrc, never the network. Raises ConfigError for online
+    without an API key, and with auto for an unknown value of WANDB_MODE.
     """
-    named = os.environ.get("WANDB_MODE", "")
-    wanted = Wandb[named] if config.wandb is Wandb.auto and named in Wandb.__members__ else config.wandb
+    named = os.environ.get("WANDB_MODE") if config.wandb is Wandb.auto else None
+    if named and named not in MODES:  # W&B would refuse it later
+        raise ConfigError(f"WANDB_MODE={named}: must be online, offline or disabled. Change it, or set tracking.wandb")
+    wanted = MODES[named] if named else config.wandb
     if wanted in (Wandb.offline, Wandb.disabled):
         return wanted
     if _has_key():

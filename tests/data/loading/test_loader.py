@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
 import psutil
@@ -182,6 +182,19 @@ def test_pinning_reaches_every_tensor_of_a_batch(monkeypatch: pytest.MonkeyPatch
     parts = (batch.extra, batch.known_positives)
     values += [value for part in parts for f in fields(part) if isinstance(value := getattr(part, f.name), Tensor)]
     assert len(values) == 11 and all(value.item() == 1 for value in values)
+
+
+class Completed(Process):
+    """Completes batches with a y of its own."""
+
+    def completed(self, batch: Batch, rank: int, world_size: int) -> Batch:
+        return replace(batch, y=torch.zeros(2, 2))
+
+
+def test_completed_batches_are_pinned_too(order: Order, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(Tensor, "pin_memory", lambda tensor: tensor + 1)
+    assert all(batch.y.eq(1).all() for batch in load(Completed(), order, last=2))
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])

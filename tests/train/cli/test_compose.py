@@ -16,7 +16,7 @@ from omegaconf import OmegaConf
 from dyad.data.base.errors import ConfigError
 from dyad.run.checks import check_arguments
 from dyad.train.cli.command_line import parse_command_line
-from dyad.train.cli.compose import CONFIG_DIR, compose_config, groups, keys
+from dyad.train.cli.compose import CONFIG_DIR, compose_config, groups, keys, words_for
 from dyad.train.cli.usage import COMMON, help_text
 from dyad.train.config import TrainConfig
 from dyad.train.config_rules import validate
@@ -234,6 +234,22 @@ def test_a_quoted_tilde_is_the_home_folder(monkeypatch: pytest.MonkeyPatch) -> N
     config = compose_config(words)
     assert run_folder(config) == Path("/home/me/runs/a")
     assert (config.resume.mode, config.init_from) == ("/home/me/old@best", "/home/me/b")
+
+
+@pytest.mark.parametrize("text", ["2024_01_01", "1e3", "1.50", "true", "nan"])
+def test_a_text_that_looks_like_a_number_stays_as_it_is_typed(text: str) -> None:
+    config = compose_config(
+        ["experiment=emoji", f"run.name={text}", f"data.captions=['{text}','null']", "optim.lr=1e-4"]
+    )
+    assert run_folder(config).name == text and config.data.captions == [text, "null"] and config.optim.lr == 1e-4
+    assert compose_config(words_for(config)) == config
+
+
+def test_a_section_of_any_keys_may_be_one_mapping() -> None:
+    words = ["optim.options={betas:[0.9,0.99]}", "data.augment_y={flip:0.5}", "also={more:{objective:dpr}}"]
+    config = compose_config(["experiment=simclr_emoji", *words])
+    assert config.optim.options == {"betas": [0.9, 0.99]} and config.also == {"more": {"objective": "dpr"}}
+    assert config.data.augment_y == {"flip": 0.5}
 
 
 def test_the_sweep_for_wandb_is_of_runs_that_compose() -> None:

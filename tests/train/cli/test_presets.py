@@ -94,6 +94,8 @@ def test_recipes_are_swept(recipe: Path) -> None:
         ("a: &x [1]\nb: *x", "mine.yaml"),
         ("steps: [1", "mine.yaml"),
         ("- 1", "mine.yaml"),
+        ("5", "mine.yaml"),
+        ("true", "mine.yaml"),
     ],
 )
 def test_a_recipe_chooses_keys_and_nothing_else(recipe: Path, text: str, named: str) -> None:

@@ -12,7 +12,7 @@ import torch
 from helpers.messages import raises
 
 from dyad.data.base.errors import ConfigError, DataError, SampleError
-from dyad.data.batch import BadSample, Batch
+from dyad.data.batch import BadSample, Batch, with_auxiliary
 from dyad.data.config import BadSamples, DataConfig
 from dyad.data.loading.replacement import Replacements
 from dyad.train.distributed.world import World
@@ -86,7 +86,7 @@ def batches(*bad: list[int]) -> Iterator[Batch]:
 
 def counted(run: Path, *bad: list[int], first: int = 0, state: dict | None = None, **keys: float) -> BadSampleCounter:
     with Ledger(run, first, print) as ledger:
-        found = BadSampleCounter(DataConfig(**keys), GLOBAL, World(), ledger, print)  # type: ignore[arg-type]
+        found = BadSampleCounter(DataConfig(**keys), [GLOBAL], World(), ledger, print)  # type: ignore[arg-type]
         if state:
             found.load_state_dict(state)
         for step, batch in enumerate(batches(*bad), first + 1):
@@ -152,9 +152,20 @@ def test_what_is_counted_outlives_a_stop(tmp_path: Path, stop: int) -> None:
 
 
 def test_each_rank_knows_the_places_of_its_samples() -> None:
-    found = BadSampleCounter(DataConfig(), 10, World(rank=2, size=3), Ledger(None, 0, print), print)
+    found = BadSampleCounter(DataConfig(), [10], World(rank=2, size=3), Ledger(None, 0, print), print)
     found.observe(next(batches([0, 3])), 6)
     assert [position for position, _, _ in found._unshared] == [56, 59]  # rank 2 has places 6 to 9 of step 5
+
+
+def test_samples_of_auxiliary_losses_have_places_of_their_own() -> None:
+    """A large auxiliary batch of which 0.2 % are bad does not stop a run with a small batch of its own."""
+    found = BadSampleCounter(DataConfig(), [64, 512], World(), Ledger(None, 0, print), print)
+    for step in range(1, 200):
+        own, auxiliary = batches([3] if step == 199 else [], [511])
+        found.observe(with_auxiliary(own, auxiliary), step)
+        found.check()
+    assert found.total == 200
+    assert found._recent[-3:] == [197 * 576 + 575, 198 * 576 + 3, 198 * 576 + 575] and len(found._recent) == 19
 
 
 @pytest.mark.parametrize("wrong", [{"bad_in_a_row": 0}, {"bad_share": 1.5}, {"bad_share": -0.1}], ids=str)

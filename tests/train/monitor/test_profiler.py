@@ -71,9 +71,11 @@ def test_a_run_that_ends_early_has_a_shorter_trace_and_a_full_disk_ends_nothing(
     run(tmp_path / "profile", UNTRACED + 2)
     run(tmp_path / "file" / "profile", UNTRACED + 2)
     run(tmp_path / "none", UNTRACED)
-    numbers, line, refused_by_disk, no_step = found
+    run(tmp_path / "none", UNTRACED - 1)
+    numbers, line, refused_by_disk, no_step, also_none = found
     assert numbers["outside_towers"] < 0.5 and "in 2 steps" in line and "summary_rank3.txt" in line
     assert "no summary" in refused_by_disk and "the run ended before a traced step did" in no_step
+    assert also_none == no_step and not (tmp_path / "none/summary_rank3.txt").exists()
 
 
 def test_a_run_without_a_step_to_trace_is_refused(commands, tiny) -> None:

@@ -1,5 +1,7 @@
 """Several losses in one step: the weighted sum of what each is alone."""
 
+from time import sleep
+
 import pytest
 import torch
 from helpers.dist import launch
@@ -28,3 +30,14 @@ def test_a_loss_that_is_not_finite_skips_the_step_for_all() -> None:
     own.auxiliary = (auxiliary,)
     assert step(own, 0)["skipped"] == 1 and step.skip_reason == "nonfinite"
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+
+
+def test_the_own_time_of_a_step_ends_where_its_first_loss_waits() -> None:
+    model, config, world = towers(normed=True), TrainConfig(seed=1, global_batch_size=8), World()
+    term = LossTerm(model, build_objective("spectral").double(), config, 100, world, name="more")
+    step = TrainStep([LossTerm(model, build_objective("clip").double(), config, 100, world), term])
+    step.objective.register_forward_hook(lambda *_: sleep(0.5))  # as if another rank were late
+    own = batch(8)
+    own.auxiliary = (batch(8, 1),)
+    step(own, 0)
+    assert step.local_timer.read() < 0.5

@@ -10,6 +10,7 @@ from helpers.messages import raises
 from torch import Tensor, nn
 
 from dyad.data.base.errors import ConfigError
+from dyad.data.base.limits import check_limits
 from dyad.data.config import DataConfig, ItemKind
 from dyad.train.config import ModelConfig, RunConfig, Task, TrainConfig
 from dyad.train.context_config import ContextConfig, ContextKind
@@ -104,3 +105,5 @@ def test_models_of_ids_and_of_frames() -> None:
         ContextConfig(kind=ContextKind.transformer, width=10)
     with raises(ConfigError, "model.context.width=6", "model.context.heads=4"):  # the width of an item
         ContextNetwork(ContextConfig(kind=ContextKind.transformer), 6)
+    with raises(ConfigError, "model.context.heads=0"):
+        check_limits(ContextConfig(kind=ContextKind.transformer, heads=0), "model.context.")

@@ -68,6 +68,17 @@ def test_the_decision_is_one_line(no_key: Path, tmp_path: Path, monkeypatch: pyt
     assert line(Wandb.auto) == f"W&B: offline (WANDB_MODE){later}"
 
 
+def test_wandb_has_other_names_for_its_modes(no_key: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WANDB_API_KEY", "k" * 40)
+    for named, mode in (("dryrun", Wandb.offline), ("run", Wandb.online), ("", Wandb.online)):
+        monkeypatch.setenv("WANDB_MODE", named)
+        assert wandb_mode(TrackingConfig()) is mode
+    monkeypatch.setenv("WANDB_MODE", "ofline")
+    with raises(ConfigError, "WANDB_MODE=ofline", "tracking.wandb"):
+        wandb_mode(TrackingConfig())
+    assert wandb_mode(TrackingConfig(wandb=Wandb.offline)) is Wandb.offline
+
+
 def test_a_package_that_does_not_load_is_said_and_left(no_key: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setitem(sys.modules, "wandb", None)

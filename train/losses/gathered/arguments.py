@@ -17,11 +17,13 @@ def as_int64(name: str, values: Tensor | None, device: torch.device, *, pairs: b
 def as_int64(name: str, values: Tensor | None, device: torch.device, *, pairs: bool = False) -> Tensor | None:
     """Convert `values` to an int64 tensor on `device`, of the shape (n,), or (P, 2) if `pairs`; None stays None.
 
-    values: integers in a tensor, list or array. name: what the message calls them. pairs: whether they are P pairs.
-    Raises ValueError for another shape, and for floats (which torch makes of an empty list), complex numbers and bools.
+    values: integers in a tensor, list or array; the empty list has none. name: what the message calls them. pairs:
+    whether they are P pairs. Raises ValueError for another shape, and for floats, complex numbers and bools.
     """
     if values is None:
         return None
+    if isinstance(values, list) and not values:  # torch would make floats of it
+        values = torch.empty((0, 2) if pairs else 0, dtype=torch.int64)
     tensor, shape = torch.as_tensor(values, device=device), "(P, 2)" if pairs else "(n,)"
     fits = tensor.ndim == 1 + pairs and (not pairs or tensor.shape[1] == 2)
     if not fits or tensor.dtype.is_floating_point or tensor.dtype.is_complex or tensor.dtype is torch.bool:

@@ -122,6 +122,7 @@ class Objective(nn.Module):
             "targets": targets or None,
             "relevance": weighs or None,
             "negatives": negatives,
+            "negatives.importance_k": None if "importance" in self.takes else columns and columns.importance_k,
             "positives": positives,
             "excluded": excluded if known_positives is None else known_positives,  # these become excluded pairs
             **more,

@@ -84,6 +84,13 @@ class NceOptions(LogisticOptions):
         return None if self.noise is Noise.batch else str(self.noise)
 
     @property
+    def no_relevance_because(self) -> str:
+        if self.draws:
+            way_out = "Leave data.relevance out, or set objective.noise=batch"
+            return f"objective.noise={self.draws}: takes no relevance. {way_out}"
+        return super().no_relevance_because
+
+    @property
     def no_x_negatives_because(self) -> str:
         return f"objective=nce: its noise is y drawn from q, and wrong x are drawn from no density. {TAKE_BOTH}"
 

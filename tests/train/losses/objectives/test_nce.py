@@ -131,6 +131,9 @@ def test_what_is_no_drawn_noise_is_refused() -> None:
             objective(x, y, **given)
     with raises(ValueError, "importance"):
         build("nce")(x, y, importance=log_q)
+    for name in ("clip", "nce"):
+        with raises(ValueError, name, "importance_k"):
+            build_objective(name)(x, y, negatives=columns)
 
 
 def test_identity_7_one_point_is_a_softmax_against_zero() -> None:

@@ -269,6 +269,9 @@ def test_options_without_a_term_for_each_pair_are_refused(
 def test_an_objective_without_a_term_for_each_pair_is_refused_before_the_run() -> None:
     (told,) = configure("partial_auc").broken_by(ExpectedBatch(B, inputs="scores", relevance=True))
     check(told, "objective=partial_auc", "data.relevance")
+    assert not [*configure("nce").broken_by(ExpectedBatch(B, relevance=True))]
+    (told,) = configure("nce", noise="unigram").broken_by(ExpectedBatch(B, relevance=True))
+    check(told, "objective.noise=unigram", "data.relevance")
 
 
 @pytest.mark.parametrize("name", ["clip", "dpr", "siglip", "coce", "sogclr"])
