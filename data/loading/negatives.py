@@ -33,11 +33,12 @@ def draw_entries(pool: Sequence[int], draws: Sequence[float] | np.ndarray) -> li
 def open_mined(path: str, key: str = "data.negatives.file") -> Rows:
     """Open the file of mined negatives at `path`, the value of the configuration key `key`, as rows.
 
-    `path` may also be the folder of the file. Raises ConfigError for a path that matches no .jsonl or .tar file, for
-    several files, and for a sampling weight (path@2); DataError for a damaged file. What the rows hold is not checked.
+    A folder or glob gives the rows of all its files. Raises ConfigError for a path that matches no .jsonl or .tar file,
+    for paths joined by '::', and for a sampling weight (path@2); DataError for a damaged file. What the rows hold is
+    not checked.
     """
     source, *others = parse_sources([path], key)
-    if others or len(source.shards) > 1 or source.weight != 1:
+    if others or source.weight != 1:
         raise ConfigError(f"{key}={path}: write one file, without a weight.")
     return open_rows(source.shards)
 

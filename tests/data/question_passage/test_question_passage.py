@@ -308,7 +308,7 @@ def test_a_file_that_was_mined_of_others(beir: Path) -> None:
     with raises(ConfigError, "data.negatives.file="):
         MinedNegatives(str(beir / "gone.jsonl"), questions)
     other = write_lines(beir / "other.jsonl", [mined_row("q1")])
-    for wrong in (f"{beir}/mined.jsonl::{other}", f"{other}@2", f"{beir}/{{mined,other}}.jsonl", f"{beir}/*.jsonl"):
+    for wrong in (f"{beir}/mined.jsonl::{other}", f"{other}@2"):
         with raises(ConfigError, "data.negatives.file="):
             MinedNegatives(wrong, questions)
     empty = MinedNegatives(str(write_lines(beir / "none.jsonl", [])), questions)
