@@ -16,7 +16,7 @@ import torch
 from helpers.dist import launch
 from helpers.messages import raises
 from helpers.plan import measured_step, planned
-from helpers.towers import transformers_folder
+from helpers.towers import mpnet_folder, transformers_folder
 
 from dyad.data.base.errors import ConfigError
 from dyad.data.log_weights import LOG_Q, LogWeights, write_log_weights
@@ -25,7 +25,7 @@ from dyad.plan.measure import only_rank_0
 from dyad.plan.objective import nothing_kept, objective_cost, products, random_batch, small_step, value_of
 from dyad.plan.plan import RunPlan, counted_samples
 from dyad.plan.speed import published_mfu, seconds_sent
-from dyad.plan.summary import plan_lines
+from dyad.plan.summary import changed_plans, plan_lines
 from dyad.run.checks import check_config
 from dyad.run.main import train_or_plan
 from dyad.train.cli.command_line import parse_command_line
@@ -219,6 +219,12 @@ def test_a_plan_needs_no_data_and_writes_nothing(toy: str, tmp_path: Path, capsy
         printed(capsys, *keys, "plan.gpus=0")
     with raises(ConfigError, "global_batch_size=256"):
         printed(capsys, *keys, "plan.gpus=512")
+
+
+def test_the_summary_leaves_out_checkpointing_that_a_tower_does_not_support(tmp_path: Path) -> None:
+    words = ["task=question_passage", "model=encoder", f"model.text.name={mpnet_folder(tmp_path)}", "objective=dpr"]
+    plan = RunPlan(config_of(*words, "plan.gpus=2", "plan.gpu=h100", "steps=9", "data.train=none.jsonl"))
+    assert [key for key, _ in changed_plans(plan)] == ["chunk_size=64", "dist=fsdp2"]
 
 
 def test_samples_are_counted_by_the_first_shard(tmp_path: Path) -> None:

@@ -120,8 +120,8 @@ class BuildContext:
         trunk without projection gives nn.Identity. frozen: whether to freeze the trunk except for its last n layer
         groups, as open_clip counts them: in a VisionTransformer or TextTransformer the projection is the last group; n
         is the value of the configuration key `key`, such as "model.image.unlocked_groups". The projection always
-        trains. model.grad_checkpointing is applied too. Raises ConfigError for a trunk that open_clip cannot freeze,
-        KeyError for one of a class not in PROJECTIONS.
+        trains. model.grad_checkpointing is applied too. Raises ConfigError for a trunk that open_clip cannot freeze, or
+        that does not support grad_checkpointing, KeyError for one of a class not in PROJECTIONS.
         """
         if self.config.grad_checkpointing:
             checkpoint_activations(trunk)

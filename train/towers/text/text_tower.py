@@ -297,8 +297,7 @@ def build_likelihood(config: ModelConfig, load_pretrained: bool) -> tuple[Tower,
 def _set_training(encoder: nn.Module, config: ModelConfig) -> None:
     """Apply model.grad_checkpointing, model.text.frozen and model.text.lora_rank to a text encoder, in place.
 
-    Raises ConfigError as `add_adapters` (adapters.py), and the error of transformers, such as ValueError, for
-    grad_checkpointing of an encoder that does not support it.
+    Raises ConfigError as `add_adapters` (adapters.py) and `checkpoint_activations` (layers.py).
     """
     if config.grad_checkpointing:
         checkpoint_activations(encoder)
