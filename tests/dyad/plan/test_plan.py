@@ -225,6 +225,8 @@ def test_the_summary_leaves_out_checkpointing_that_a_tower_does_not_support(tmp_
     words = ["task=question_passage", "model=encoder", f"model.text.name={mpnet_folder(tmp_path)}", "objective=dpr"]
     plan = RunPlan(config_of(*words, "plan.gpus=2", "plan.gpu=h100", "steps=9", "data.train=none.jsonl"))
     assert [key for key, _ in changed_plans(plan)] == ["chunk_size=64", "dist=fsdp2"]
+    own = RunPlan(config_of("experiment=simclr_emoji", "data.train=none.tar"))
+    assert [key for key, _ in changed_plans(own)] == ["chunk_size=128"]
 
 
 def test_samples_are_counted_by_the_first_shard(tmp_path: Path) -> None:

@@ -252,8 +252,8 @@ def build_text_encoder(context: BuildContext) -> tuple[Tower, TextTokenizer]:
     if text.lower_case:  # before the tokenizer's own normalisation, as sentence-transformers does for do_lower_case
         if (backend := getattr(tokenizer, "backend_tokenizer", None)) is None:
             raise ConfigError(
-                f"model.text.lower_case=true, {key}: its tokenizer, {type(tokenizer).__name__}, is in Python and cannot "
-                "be made to lower texts. Take a model with a tokenizer.json, or set model.text.lower_case=false"
+                f"model.text.lower_case=true, {key}: its tokenizer, {type(tokenizer).__name__}, is in Python and "
+                "cannot be made to lower texts. Take a model with a tokenizer.json, or set model.text.lower_case=false"
             )
         backend.normalizer = Sequence([Lowercase(), *filter(None, [backend.normalizer])])
     changes = ", lower_case" * text.lower_case
