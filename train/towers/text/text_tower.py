@@ -326,11 +326,11 @@ def _set_padding(tokenizer: Any, side: str) -> int:
 def _dense(name: str, width: int, pretrained: bool) -> nn.Module:
     """Return the Dense modules of a SentenceTransformer folder: a linear layer, or several modules one after the other.
 
-    name: the folder or published model; of the latter, only files in the hub's cache are found. width: the input width.
+    name: the folder or published model; files that the hub's cache lacks are downloaded. width: the input width.
     pretrained: load the weights; else they are random, but the files must exist. Raises ConfigError when no Dense
     module is found, and for one that is no plain linear layer with an activation of ACTIVATIONS.
     """
-    folder = sentence_folder(name) or SentenceFolder(name)
+    folder = sentence_folder(name, fetch=True) or SentenceFolder(name)
     if not folder.dense:
         raise ConfigError(f"model.text.name={name}: {folder.no_dense}. Set model.embed_dim, or model.text.dense=false")
     layers: list[nn.Module] = []
