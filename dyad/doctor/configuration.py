@@ -46,7 +46,7 @@ from dyad.doctor.texts import cut_texts
 from dyad.run.checks import check_sweep, training_files
 from dyad.run.components import describe_batch_norms
 from dyad.train.config import LISTED, ImageTower, Task, TextTower, TrainConfig, Wandb
-from dyad.train.run_folder.folder import folder_of, is_finished, run_folder, steps
+from dyad.train.run_folder.folder import folder_of, is_finished, resume_mode, run_folder, steps
 from dyad.train.towers.batch_norm import set_batch_norms
 from dyad.train.towers.build import build_model
 from dyad.train.towers.image.image_tower import build_image_tower
@@ -69,15 +69,19 @@ Wanted = Mapping[str, Sequence[str]]  # kind of file → names, of which one is 
 def run(arguments: Sequence[str], config: TrainConfig) -> Iterator[Finding]:
     """Check the configuration as `python -m train` does at its start, and yield one finding, a line marked ok.
 
-    It says, by what is in the run folder, whether the run is new, resumes or is finished, and how long it is;
-    resume=never and the path of a checkpoint do not change this. arguments: the key=value arguments of the command
-    line. Raises ConfigError for a configuration that training refuses, for a typed key that the run would not read, and
-    for a run folder of another configuration.
+    It says, by `resume` and what is in the run folder, whether the run is new, begins again, goes on from a checkpoint
+    or is finished, and how long it is. arguments: the key=value arguments of the command line. Raises ConfigError for a
+    configuration that training refuses, for a typed key that the run would not read, and for a run folder of another
+    configuration.
     """
     check_sweep(arguments, [config])
-    folder = run_folder(config)
+    folder, mode = run_folder(config), resume_mode(config)
     saved = steps(folder)
-    state = f"goes on from {folder_of(folder, saved[0]).name}" if saved else "is new"
+    state = "begins again, and the old run is put aside" if saved else "is new"
+    if mode not in ("auto", "never"):
+        state = f"goes on from {mode}"
+    elif saved and mode == "auto":
+        state = f"goes on from {folder_of(folder, saved[0]).name}"
     if is_finished(config):
         state = "is finished: the same command does nothing"
     length = f"{config.steps} steps" if config.steps else f"{config.epochs:g} epochs"

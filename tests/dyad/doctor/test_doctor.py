@@ -156,6 +156,10 @@ def test_where_a_run_stands(tmp_path: Path) -> None:
     assert is_told(worst(configuration.run(words, config)), Level.ok, "is new; 1200 steps")
     (tmp_path / "a" / "checkpoints" / "step_00000400").mkdir(parents=True)
     assert is_told(worst(configuration.run(words, config)), Level.ok, "goes on from step_00000400")
+    anew = [*words, "resume=never"]
+    assert is_told(worst(configuration.run(anew, of(anew))), Level.ok, "begins again", "put aside")
+    other = [*words[:-1], "run.name=b", f"resume={tmp_path}/a"]
+    assert is_told(worst(configuration.run(other, of(other))), Level.ok, f"b goes on from {tmp_path}/a")
     unread = [*words, "eval.depth=200"]
     refused = worst(findings_of("run", lambda: configuration.run(unread, of(unread))))
     assert is_told(refused, Level.fail, "eval.depth=200", "Leave it out")
