@@ -133,15 +133,15 @@ def findings_of(topic: str, check: Callable[..., Iterable[Finding]], *arguments:
         yield fail(topic, f"cannot be looked at: {type(error).__name__}: {first_line(error)}")
 
 
-def _loaders(config: TrainConfig | None) -> tuple[int, int]:
+def _loaders(config: TrainConfig | None) -> tuple[int | None, int]:
     """Return (number of data loader processes of a rank, estimated bytes of the images in one rank's batch).
 
-    Both are 0 without a configuration. The second is 0 for a task without images. It counts for each sample one image,
-    with task=views two, and the hard negative images; of a sequence of images one alone. Images of unknown size count
-    as 224 × 224 pixels.
+    Without a configuration they are None and 0. The second is 0 for a task without images. It counts for each sample
+    one image, with task=views two, and the hard negative images; of a sequence of images one alone. Images of unknown
+    size count as 224 × 224 pixels.
     """
     if config is None:
-        return 0, 0
+        return None, 0
     import torch
 
     from dyad.data.loading.loader import worker_count
