@@ -24,7 +24,7 @@ from dyad.plan.cluster import planned_devices
 from dyad.plan.measure import only_rank_0
 from dyad.plan.objective import nothing_kept, objective_cost, products, random_batch, small_step, value_of
 from dyad.plan.plan import RunPlan, counted_samples
-from dyad.plan.speed import published_mfu, seconds_sent
+from dyad.plan.speed import published_mfu, samples_per_core, seconds_sent
 from dyad.plan.summary import changed_plans, plan_lines
 from dyad.run.checks import check_config
 from dyad.run.main import train_or_plan
@@ -270,6 +270,13 @@ def test_published_runs_are_in_the_range_of_the_plan(name: str) -> None:
     assert least / 1.15 < pairs < most * 1.15
 
 
+def test_a_core_takes_longer_for_a_sample_of_several_images() -> None:
+    emoji = ["experiment=emoji"]
+    runs = emoji, ["experiment=simclr_emoji"], [*emoji, "data.negatives.pictures=2"]
+    one, two, three = (samples_per_core(config_of(*words), None, None)[0] for words in runs)
+    assert one == 2 * two == 3 * three
+
+
 def test_the_run_measures_what_a_plan_takes(sixteen: RunPlan, toy: str, tmp_path: Path) -> None:
     """MFU, if its metrics have it; and what a core decodes of its own images, larger ones in more time."""
     words = (toy, f"run.dir={tmp_path}", "run.name=a", "plan.gpus=16", "plan.gpu=h100", "steps=9")
@@ -285,6 +292,7 @@ def test_the_run_measures_what_a_plan_takes(sixteen: RunPlan, toy: str, tmp_path
         RunPlan(config_of(*words, *keys), sixteen)
         for keys in (("model.image.image_size=32",), ("model.image.image_size=1536",))
     )
+    assert "samples that a core decodes" in small.data()["cores of a GPU"][2]
     rates = [small.data()["pairs/s of a GPU"][0] / small.data()["cores of a GPU"][0] for small in (small, large)]
     assert (rates[0] > 1.5 * rates[1]).all()
 
