@@ -60,11 +60,11 @@ class Model:
 
     An image is a path, the bytes of an image file, a PIL image, or uint8 pixels: a numpy array (H, W, 3) or a torch
     tensor (3, H, W). A passage is a text, a pair (title, text), or a mapping with "text" and optionally "title". A
-    single image, text or passage counts as a list of one: "a frog" gives embeddings (1, D); but `index` takes images
-    only as a list or a path. normalize: whether embeddings are scaled to L2 norm 1; None: only if the model compares by
-    cosine. The methods raise ConfigError for an empty list, for a value of another type, and for a kind of input that
-    this model does not embed; DataError for an image that cannot be read, for an element of a list of images that is no
-    image, and for embeddings that are not finite.
+    single image, text or passage counts as a list of one: "a frog" gives embeddings (1, D). normalize: whether
+    embeddings are scaled to L2 norm 1; None: only if the model compares by cosine. The methods raise ConfigError for an
+    empty list, for a value of another type, and for a kind of input that this model does not embed; DataError for an
+    image that cannot be read, for an element of a list of images that is no image, and for embeddings that are not
+    finite.
     """
 
     loaded: LoadedModel
@@ -138,10 +138,10 @@ class Model:
 
     # ---- search ------------------------------------------------------------------------------------------------------
 
-    def index(self, items: str | PathLike[str] | Sequence[Any], *, spec: str = "Flat") -> Index:
+    def index(self, items: ImageInput | PassageLike | Sequence[Any], *, spec: str = "Flat") -> Index:
         """Embed images or passages, and return an Index for `search`.
 
-        items: a list of images or passages, or a path: a folder of images, shards, or a corpus of passages with ids
+        items: images or passages, or a path: a folder of images, shards, or a corpus of passages with ids
         (.jsonl, .tsv, or a BEIR folder). In a folder of images, links that lead out of the folder are left out. Missing
         indexes of shards and of a corpus are written beside them or into the cache. spec: a FAISS index and its search
         options, such as "IVF256,Flat;nprobe=16"; "Flat" is exact. FAISS builds it at the first search. Raises
@@ -158,7 +158,7 @@ class Model:
                     {"id": p.id, "title": p.title, "text": p.text} for p in map(corpus.__getitem__, range(len(corpus)))
                 ]
             return Index(given, self.encode_passage(given), self.identity, spec)
-        given = inputs.listed(items, "items") if path is None else inputs.image_files(Path(path))
+        given = inputs.images_of(items) if path is None else inputs.image_files(Path(path))
         if path is not None and not given:
             images = Images(open_shards(parse_sources(path, "items")), self._images.image, self.config.data)
             keys = [images.key(i) for i in range(len(images))]

@@ -27,8 +27,9 @@ class Recommender:
     """Finds the next items of histories.
 
     items: the N items that can be found. items_ND: their embeddings, float32 (N, D), not normalised, on the CPU.
-    encoder: runs the model. length: the most items of a history that are used; of a longer history, only the last ones
-    are. cosine: whether contexts and items are compared by cosine; else by inner product.
+    encoder: runs the model; contexts and items are compared by their first `encoder.width` numbers. length: the most
+    items of a history that are used; of a longer history, only the last ones are. cosine: whether contexts and items
+    are compared by cosine; else by inner product.
     """
 
     items: CatalogueItems
@@ -63,10 +64,11 @@ class Recommender:
 
     @cached_property
     def _index(self) -> Index:
-        return Index((F.normalize(self.items_ND, dim=-1) if self.cosine else self.items_ND).numpy())
+        items_ND = self.items_ND[:, : self.encoder.width]
+        return Index((F.normalize(items_ND, dim=-1) if self.cosine else items_ND).numpy())
 
     def contexts(self, numbers: Sequence[Sequence[int]]) -> np.ndarray:
-        """Return the context vectors of n histories, float32 (n, D), normalised if `cosine`.
+        """Return the context vectors of n histories, float32 (n, D), normalised if `cosine`. D: encoder.width, if set.
 
         numbers: for each history, the positions of its items in `items`, oldest first; at least one. Only the last
         `length` count.
@@ -91,12 +93,12 @@ def build_recommender(config: TrainConfig, model: SequenceModel, encoder: Encode
     """Make a Recommender: embed all items that the model knows.
 
     These are the items of its export, or else of its training log, which is read again (config.data.train). encoder:
-    runs the model; its `cosine` says how items are compared. Raises ConfigError if the model is of frames
+    runs the model; its `cosine` and `width` say how items are compared. Raises ConfigError if the model is of frames
     (data.items=frames), or if the log does not exist; DataError if the log is damaged.
     """
     if config.data.items is ItemKind.frames:
         raise ConfigError("this model is of frames (data.items=frames), which are no items of a catalogue")
     names = known_ids(config.data, model.names, config.run.inputs)
     items = ItemNumbers(names) if model.names else items_of(names, config.data, model)
-    embeddings = replace(encoder, cosine=False)("y", ItemList(items))
+    embeddings = replace(encoder, cosine=False, width=None)("y", ItemList(items))  # contexts are of whole embeddings
     return Recommender(items, torch.from_numpy(embeddings), encoder, config.data.sequence.length, encoder.cosine)

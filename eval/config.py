@@ -69,7 +69,7 @@ class ScoreCommand:
     model: str = described(MISSING, "a language model: lm:NAME, or a run of task=language_model")
     rows: str = described(MISSING, "rows of questions and answers, as data.train; each is a prompt for the others")
     out: str = described(MISSING, "file of scored rows; the same command goes on where it was stopped")
-    by: str = described("bm25", "what finds the candidates: bm25, random, or a model that embeds texts")
+    by: str = described("bm25", "what finds the candidates: bm25, random, or a model of questions and passages")
     depth: int = described(50, "candidates of each row; random ones where fewer are found", least=2, most=10_000)
     sample: int | None = described(
         None, "rows that are scored, drawn by seed; null: all. Candidates are all rows", least=1

@@ -325,6 +325,14 @@ class TrainConfig:
         return ITEMS.get(self.task, self.data.items) is ItemKind.pictures
 
     @property
+    def images_of_sample(self) -> int:
+        """The images of a training sample: one or, with task=views, two views of it, and its hard negative images.
+
+        Of a sequence of images one alone counts; 0 for a task without images.
+        """
+        return self.has_images * (1 + (self.task is Task.views) + self.data.negatives.pictures)
+
+    @property
     def has_texts(self) -> bool:
         """Whether the x or the y items are texts."""
         prompted = self.task is Task.labelled and self.model.classes is Classes.prompted and self.data.rare is None

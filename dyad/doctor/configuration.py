@@ -47,7 +47,7 @@ from dyad.doctor.texts import cut_texts
 from dyad.run.checks import check_sweep, training_files
 from dyad.run.components import describe_batch_norms
 from dyad.train.config import LISTED, ImageTower, Task, TextTower, TrainConfig, Wandb
-from dyad.train.run_folder.folder import folder_of, is_finished, run_folder, steps
+from dyad.train.run_folder.folder import folder_of, is_finished, resume_mode, run_folder, steps
 from dyad.train.towers.batch_norm import set_batch_norms
 from dyad.train.towers.build import build_model
 from dyad.train.towers.image.image_tower import build_image_tower
@@ -70,15 +70,19 @@ Wanted = Mapping[str, Sequence[str]]  # kind of file → names, of which one is 
 def run(arguments: Sequence[str], config: TrainConfig) -> Iterator[Finding]:
     """Check the configuration as `python -m train` does at its start, and yield one finding, a line marked ok.
 
-    It says, by what is in the run folder, whether the run is new, resumes or is finished, and how long it is;
-    resume=never and the path of a checkpoint do not change this. arguments: the key=value arguments of the command
-    line. Raises ConfigError for a configuration that training refuses, for a typed key that the run would not read, and
-    for a run folder of another configuration.
+    It says, by `resume` and what is in the run folder, whether the run is new, begins again, goes on from a checkpoint
+    or is finished, and how long it is. arguments: the key=value arguments of the command line. Raises ConfigError for a
+    configuration that training refuses, for a typed key that the run would not read, and for a run folder of another
+    configuration.
     """
     check_sweep(arguments, [config])
-    folder = run_folder(config)
+    folder, mode = run_folder(config), resume_mode(config)
     saved = steps(folder)
-    state = f"goes on from {folder_of(folder, saved[0]).name}" if saved else "is new"
+    state = "begins again, and the old run is put aside" if saved else "is new"
+    if mode not in ("auto", "never"):
+        state = f"goes on from {mode}"
+    elif saved and mode == "auto":
+        state = f"goes on from {folder_of(folder, saved[0]).name}"
     if is_finished(config):
         state = "is finished: the same command does nothing"
     length = f"{config.steps} steps" if config.steps else f"{config.epochs:g} epochs"
@@ -255,7 +259,7 @@ def _scan(path: str, config: TrainConfig) -> tuple[int, Sequence[Finding]]:
 def model(config: TrainConfig) -> Iterator[Finding]:
     """Yield findings (lines marked ok, warn or fail, with a fix) on the models that the towers are loaded from.
 
-    For each one the finding says whether its files are on this machine; nothing is downloaded. If all are, the towers
+    For each one the finding says, without a download, whether its files are on this machine. If all are, the towers
     are built without loading weights, and further findings give the number of weights, settings taken from a
     SentenceTransformer, texts that are too long for the tower (see `cut_texts`), and the statistics that batch norms
     use. Raises ConfigError for a model that cannot be built.

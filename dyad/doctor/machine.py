@@ -231,20 +231,23 @@ def faiss_kind() -> Iterator[Finding]:
         yield warn("faiss", f"{shown}: searches leave the GPU idle", replace) if idle else ok("faiss", shown)
 
 
-def shared_memory(workers: int, batch_bytes: int, folder: Path = Path("/dev/shm")) -> Iterator[Finding]:
+def shared_memory(workers: int | None, batch_bytes: int, folder: Path = Path("/dev/shm")) -> Iterator[Finding]:
     """Check that the free shared memory holds the batches that the loader processes prepare: twice batch_bytes.
 
-    It fails if it does not, and always with less than 32 MiB. It warns below 1 GiB if batch_bytes or workers is 0.
-    workers: the number of loader processes. batch_bytes: bytes of one batch, 0 if unknown. folder: where shared memory
+    It fails if it does not, and always with less than 32 MiB. It warns below 1 GiB if batch_bytes is 0. workers: the
+    number of loader processes, of which 0 need no shared memory; None: unknown. batch_bytes: bytes of one batch, 0 if
+    unknown. folder: where shared memory
     is mounted; nothing is checked if it does not exist.
     """
     if not folder.is_dir():
         return
     free = shutil.disk_usage(folder).free
-    needed = 2 * batch_bytes * (workers > 0)
+    needed = 2 * batch_bytes
     shown = f"{size_text(free)} free"
     fix = "docker run --shm-size=8g (or --ipc=host), mount -o remount,size=8g /dev/shm, or data.workers=0"
-    if free < max(needed, LEAST_SHARED):
+    if workers == 0:
+        yield ok(str(folder), f"{shown}; no loader process needs it")
+    elif free < max(needed, LEAST_SHARED):
         wanted = f"; {workers} workers want up to {size_text(needed)}" if needed else ""
         yield fail(str(folder), f"{shown}{wanted}: loader processes die with a bus error", fix)
     elif not needed and free < GOOD_SHARED:

@@ -16,7 +16,7 @@ from dyad.data.base.errors import ConfigError, ExitCode, UserError, first_line, 
 from dyad.data.base.findings import Finding, Level, fail, ok
 from dyad.data.base.secrets import without_secrets
 from dyad.doctor import group, machine
-from dyad.train.config import Task, TrainConfig
+from dyad.train.config import TrainConfig
 
 HELP = """\
 python -m train.doctor                              this machine
@@ -133,20 +133,18 @@ def findings_of(topic: str, check: Callable[..., Iterable[Finding]], *arguments:
         yield fail(topic, f"cannot be looked at: {type(error).__name__}: {first_line(error)}")
 
 
-def _loaders(config: TrainConfig | None) -> tuple[int, int]:
+def _loaders(config: TrainConfig | None) -> tuple[int | None, int]:
     """Return (number of data loader processes of a rank, estimated bytes of the images in one rank's batch).
 
-    Both are 0 without a configuration. The second is 0 for a task without images. It counts for each sample one image,
-    with task=views two, and the hard negative images; of a sequence of images one alone. Images of unknown size count
-    as 224 × 224 pixels.
+    Without a configuration they are None and 0. The second counts the images of each sample (`images_of_sample`).
+    Images of unknown size count as 224 × 224 pixels.
     """
     if config is None:
-        return 0, 0
+        return None, 0
     import torch
 
     from dyad.data.loading.loader import worker_count
 
     workers = worker_count(config.data.workers, torch.device("cuda" if machine.gpu_count() else "cpu"))
-    side = (config.model.image.image_size or USUAL_SIDE) if config.has_images else 0
-    images = 1 + (config.task is Task.views) + config.data.negatives.pictures
-    return workers, config.global_batch_size // int(os.environ.get("WORLD_SIZE", "1")) * images * 3 * side * side
+    samples, side = config.global_batch_size // int(os.environ.get("WORLD_SIZE", "1")), config.model.image.image_size
+    return workers, samples * config.images_of_sample * 3 * (side or USUAL_SIDE) ** 2

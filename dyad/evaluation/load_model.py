@@ -63,11 +63,11 @@ class FoundModel:
         If weights may have to be downloaded, the first rank of each machine loads before the others.
         """
         from dyad.train.distributed.agreement import node_first, raise_on_all
-        from dyad.train.towers.libraries.published import may_download
+        from dyad.train.towers.libraries.open_clip import may_download
 
         if self.trained:
             return load_on_all(self.trained, world)
-        return (node_first if may_download(self.config.model) else raise_on_all)(world, self.load)
+        return (node_first if may_download(self.config) else raise_on_all)(world, self.load)
 
 
 def find_model(name: str) -> FoundModel:

@@ -40,7 +40,7 @@ are other rows. experiment=epr trains on the result: which examples help as a pr
 Everything is key=value."""
 EXAMPLES = {
     "candidates by BM25": "python -m eval.score model=lm:FOLDER rows=train.jsonl out=scored.jsonl",
-    "by a model that embeds texts": "python -m eval.score model=runs/lm_nll rows=train.jsonl out=scored.jsonl "
+    "by a model of questions and passages": "python -m eval.score model=runs/lm_nll rows=train.jsonl out=scored.jsonl "
     "by=runs/topics depth=20",
     "2,000 of the rows": "python -m eval.score model=lm:FOLDER rows=train.jsonl out=scored.jsonl sample=2000",
     "then train on them": "python -m train experiment=epr data.train=scored.jsonl",
@@ -199,12 +199,17 @@ def _by_random(command: ScoreCommand, prompts: Sequence[str], questions: Sequenc
 def _by_model(command: ScoreCommand, prompts: Sequence[str], questions: Sequence[str]) -> Find:
     """Return a function (row, count) → at most `count` other rows, with the prompts nearest to its question.
 
-    Loads the model that command.by names, which must embed questions and passages. Embeds all rows as questions, and
-    `prompts` as passages. Searches for command.depth prompts of each row at once, so a larger `count` finds no more.
+    Loads the model that command.by names. Embeds all rows as questions, and `prompts` as passages. Searches for
+    command.depth prompts of each row at once, so a larger `count` finds no more. Raises ConfigError for a model that
+    does not embed questions and passages.
     """
     import dyad
+    from dyad.train.towers.models import TextPairModel
 
     model = dyad.load(command.by)
+    if not isinstance(model.loaded.model, TextPairModel):
+        choices = f"{', '.join(FINDERS)}, or a model of questions and passages, such as st:FOLDER"
+        raise ConfigError(f"by={command.by} embeds no questions and passages. Choices: {choices}")
     index, asked = model.index(list(prompts)), model.encode_question(list(questions))
     found_nk = index.faiss.search(asked, min(command.depth + 1, len(prompts))).positions
 

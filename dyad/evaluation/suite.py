@@ -25,7 +25,7 @@ language_model
 sequence
   next_item:LOG         events to predict, each from the earlier events of its user
   context_probe:TASK.json   sequences with a class: a training and a test part (format: prompts.py, and --help)
-any task
+any task that embeds images or texts
   probe:TASK.json       labelled images or texts: a training and a test part (format: prompts.py, and --help)
 
 Entries are checked without importing torch, except classes: of texts.
@@ -51,7 +51,7 @@ from dyad.evaluation.kinds.images import RETRIEVAL, VIEWS, WDS, ZERO_SHOT
 from dyad.evaluation.kinds.labelled import CLASSES, PROBE
 from dyad.evaluation.kinds.passages import BEIR, DPR, STS
 from dyad.evaluation.kinds.sequences import CONTEXT_PROBE, NEXT_ITEM
-from dyad.evaluation.suite_entry import Inputs, SuiteEntry
+from dyad.evaluation.suite_entry import Inputs, SuiteEntry, SuiteKind
 from dyad.train.config import Task
 
 if TYPE_CHECKING:
@@ -105,8 +105,9 @@ def _entries(config: TrainConfig) -> Iterator[SuiteEntry]:
     if val is not None:
         scored = config.objective.inputs == "scored pairs"
         kind = VAL.get(task) or ("beir" if names_beir(val) else "sts" if scored else "dpr")
-        yield SuiteEntry(KINDS[kind], "val", "data.val", str(val), val, config.data)
-    legal = {name: kind for name, kind in KINDS.items() if kind.task in (task, None)}
+        yield SuiteEntry(KINDS[kind], "val", "data.val", str(val), val, config.data, config.has_texts)
+    embeds = config.has_images or config.has_texts
+    legal = {name: kind for name, kind in KINDS.items() if _takes(kind, task) and (embeds or kind is not PROBE)}
     names = ["val"]
     for spec in config.eval.suite:
         kind, _, target = str(spec).partition(":")  # from Python anything may come, such as rows in memory
@@ -117,7 +118,13 @@ def _entries(config: TrainConfig) -> Iterator[SuiteEntry]:
             hint += plugins_needed(config.plugins)
             raise ConfigError(f"eval.suite: '{spec!s:.200}' must be one of {forms} (task={config.task.name}).{hint}")
         names.append(_name(target, names, legal[kind].prefix))
-        yield SuiteEntry(legal[kind], f"eval/{names[-1]}", f"eval.suite: {kind}", spec, target, config.data)
+        key, kind = f"eval.suite: {kind}", legal[kind]
+        yield SuiteEntry(kind, f"eval/{names[-1]}", key, spec, target, config.data, config.has_texts)
+
+
+def _takes(kind: SuiteKind, task: Task) -> bool:
+    """Whether models of `task` can be evaluated on entries of `kind`; a language model has no features to probe."""
+    return kind.task in (task, None) and (kind is not PROBE or task is not Task.language_model)
 
 
 def _name(target: str, taken: Sequence[str], prefix: str = "") -> str:
@@ -164,5 +171,5 @@ def forms_help() -> str:
 
     Kinds of imported plugins are included.
     """
-    rows = {task: [f"{name}:{kind.form}" for name, kind in KINDS.items() if kind.task in (task, None)] for task in Task}
+    rows = {task: [f"{name}:{kind.form}" for name, kind in KINDS.items() if _takes(kind, task)] for task in Task}
     return "suite entries " + "".join(f"of {task.name}: {'  '.join(forms)}\n" for task, forms in rows.items())

@@ -56,7 +56,7 @@ class SuiteEntry:
 
     name: the name of its evaluator, "val" or "eval/NAME". key: the name of the entry in error messages, such as
     "eval.suite: beir". spec: the entry as the user wrote it. target: the part after KIND:, or the value of data.val,
-    which from Python need not be a text. data: the data options of the run.
+    which from Python need not be a text. data: the data options of the run. has_texts: whether the model takes texts.
     """
 
     kind: SuiteKind
@@ -65,6 +65,7 @@ class SuiteEntry:
     spec: str
     target: Any
     data: DataConfig
+    has_texts: bool = True
 
     @property
     def path(self) -> Path:

@@ -14,7 +14,7 @@ from dyad.data.shards.storage import scheme_of, stat
 from dyad.plan.cluster import planned_devices
 from dyad.plan.objective import formula_text, objective_cost, planned_objective, products, value_of
 from dyad.plan.rows import Rows, amount_text
-from dyad.plan.speed import images_per_core, planned_mfu, seconds_sent
+from dyad.plan.speed import planned_mfu, samples_per_core, seconds_sent
 from dyad.plan.towers import FakeTowers, nbytes
 from dyad.run.class_names import resolve_classes
 from dyad.train.config import Precision, TargetKind, TrainConfig
@@ -222,7 +222,7 @@ class RunPlan:
         For runs with images, images of the first shard are decoded to measure a core.
         """
         config, size = self.config, self.sample_bytes
-        images, which = images_per_core(config, self.towers.model, first_shard(config))
+        decoded, which = samples_per_core(config, self.towers.model, first_shard(config))
         B, k, classes = config.global_batch_size, config.data.negatives.per_row, len(config.run.classes or [])
         of_batch = B * (1 + k) - 1, "", f"B·(1 + {k}) - 1, {k} hard negatives a row"
         if drawn := config.objective.drawn_items(B):
@@ -241,8 +241,8 @@ class RunPlan:
             rate = gpus * self.pairs / self.time()["a step"][0][::-1]
             rows[f"pairs/s of a {whose}"] = rate, "", f"{gpus} · b / seconds of a step: the loader must give them"
             if config.has_images:
-                formula = f"pairs/s / {images:,.0f} images that a core decodes and crops: {which}"
-                rows[f"cores of a {whose}"] = rate / images, "", formula
+                formula = f"pairs/s / {decoded:,.0f} samples that a core decodes and crops: {which}"
+                rows[f"cores of a {whose}"] = rate / decoded, "", formula
             rows[f"read by a {whose}"] = rate * size / 1e6, "MB/s", "pairs/s · bytes"
         return rows
 

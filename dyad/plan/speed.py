@@ -1,4 +1,4 @@
-"""The speed of the devices of a plan: the share of the peak that towers reach, links, and the images that a core
+"""The speed of the devices of a plan: the share of the peak that towers reach, links, and the samples that a core
 decodes."""
 
 import time
@@ -70,13 +70,13 @@ def seconds_sent(kind: str, size: float, ranks: int, devices: Devices) -> float:
     return PASSES[kind] * size * (ranks - 1) / ranks / (link * 1e9)
 
 
-def images_per_core(config: TrainConfig, model: object, shard: str | None) -> tuple[float, str]:
+def samples_per_core(config: TrainConfig, model: object, shard: str | None) -> tuple[float, str]:
     """Return (samples whose images one CPU core decodes and crops per second, a text that says what was measured).
 
     The first samples of `shard`, a path, are decoded for half a second on this machine; a shard without an index gets
     one. model: the model of the run, whose image size counts. Without a shard, for a model without images, and for
     streamed or unreadable data, the result is IMAGES_PER_CORE, the rate of single images in
-    tests/benchmarks/RESULTS.md.
+    tests/benchmarks/RESULTS.md, divided by the images of a sample.
     """
     if shard is not None and isinstance(model, ImageModel):
         few = replace(config, global_batch_size=FEW, data=replace(config.data, train=shard))
@@ -88,4 +88,4 @@ def images_per_core(config: TrainConfig, model: object, shard: str | None) -> tu
                 for steps, _ in enumerate(build_loader(data.dataset, data.order, **alone, noise_later=True), 1):
                     if (taken := time.process_time() - start) > MEASURED:
                         return FEW * steps / taken, f"the first {FEW * steps:,} of data.train, on this machine"
-    return IMAGES_PER_CORE, OF_RESULTS
+    return IMAGES_PER_CORE / max(1, config.images_of_sample), OF_RESULTS

@@ -1,14 +1,17 @@
 """Print the plan of a run: all rows, then a summary with the changes of the configuration that matter most."""
 
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
+from dyad.data.base.errors import ConfigError
 from dyad.plan.dry_run import dry_run
 from dyad.plan.plan import RunPlan
 from dyad.plan.rows import Rows, amount_text
+from dyad.train.cli.unread_keys import unmet
 from dyad.train.config import Parallel, Precision, TrainConfig
 
 COMPUTED = ("towers", "forward again", "objective")  # the rows of computing in the time of a step
@@ -70,12 +73,14 @@ def seconds_and_memory(plan: RunPlan) -> NDArray[np.float64]:
 def changed_plans(plan: RunPlan) -> Iterator[tuple[str, RunPlan]]:
     """Yield ("key=value", its plan) for each change of one key of `plan` that may save memory or time.
 
-    The changes: activation checkpointing on or off, the batch in one chunk or two, sharded or not, and fp16 on GPUs
-    that train in fp32.
+    The changes: activation checkpointing on or off, if the towers support it; the batch in one chunk or two;
+    sharded or not; and fp16 on GPUs that train in fp32.
     """
     config, again = plan.config, not plan.config.model.grad_checkpointing
     model = replace(config.model, grad_checkpointing=again)
-    yield f"model.grad_checkpointing={str(again).lower()}", RunPlan(replace(config, model=model), plan)
+    if not unmet("model.grad_checkpointing", [config]):
+        with suppress(ConfigError):  # a tower does not support it
+            yield f"model.grad_checkpointing={str(again).lower()}", RunPlan(replace(config, model=model), plan)
     if plan.pairs > 1:
         size = None if plan.chunks > 1 else -(-plan.pairs // 2)
         yield f"chunk_size={size or 'null'}", RunPlan(replace(config, chunk_size=size), plan)

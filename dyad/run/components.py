@@ -35,7 +35,7 @@ from dyad.train.step.loss_term import LossTerm
 from dyad.train.step.step import TrainStep
 from dyad.train.towers.batch_norm import check_batch_norms
 from dyad.train.towers.build import build_model, share_towers
-from dyad.train.towers.libraries.published import may_download
+from dyad.train.towers.libraries.open_clip import may_download
 from dyad.train.towers.libraries.transformers_model import weights_in_files
 from dyad.train.towers.models import SequenceModel, TwoTowerModel
 from dyad.train.towers.sequence import SequenceTower
@@ -131,7 +131,7 @@ def _loss_components(
     shares no tower.
     """
     # open_clip downloads directly to the final path, where another process could read an incomplete file
-    build = node_first if may_download(config.model) else raise_on_all
+    build = node_first if may_download(config) else raise_on_all
     model = build(world, lambda: build_run_model(config, world))
     if main_model is not None:
         # with data.rare, the projection to one number belongs to that class, so trunks alone are shared

@@ -190,6 +190,10 @@ def test_one_that_is_no_list_is_one_row(run: Path, texts: Path, images: Path) ->
         assert np.array_equal(embed(one), embed([one])) and len(embed(one)) == 1
     assert model.similarity(model.encode_text("a frog"), model.encode_image(file)).shape == (1, 1)
     assert list(of_texts.index(("title", "a frog")).items) == [("title", "a frog")]
+    pixels = np.array(Image.open(file).convert("RGB"))
+    for image in (pixels, torch.from_numpy(pixels).permute(2, 0, 1), Image.open(file), file.read_bytes()):
+        index = model.index(image)
+        assert index.items == [0] and np.array_equal(index.embeddings, model.encode_image(image))
 
 
 def test_paths_begin_in_the_home_folder(run: Path, images: Path, tmp_path: Path, monkeypatch) -> None:

@@ -77,6 +77,24 @@ def test_an_export_recommends_what_the_scores_say(
     assert [hit.item for hit in model.recommend(histories[1], k=2)] == [hit.item for hit in found[1][:2]]
 
 
+@pytest.mark.parametrize("similarity", [*Similarity])
+def test_a_width_cuts_what_is_compared_and_not_what_the_context_network_reads(
+    similarity: Similarity, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    near(monkeypatch)
+    export(library_of(ExportFormat.torch), source(ContextKind.gru, similarity, tmp_path), tmp_path / "out")
+    whole, cut = (dyad.load(str(tmp_path / "out"), width=width) for width in (None, 4))
+    recommender = whole._recommender
+    x = replace(recommender, cosine=False).contexts([[3]])[:, :4]
+    y = recommender.items_ND.numpy()[:, :4]
+    if similarity is Similarity.cosine:
+        x, y = (e / np.linalg.norm(e, axis=1, keepdims=True) for e in (x, y))
+    (scores,) = x @ y.T
+    found = cut.recommend(["item 3"], k=12)
+    assert [hit.item for hit in found] == [NAMES[i] for i in (-scores).argsort()]
+    np.testing.assert_allclose([hit.score for hit in found], np.sort(scores)[::-1], atol=1e-5)
+
+
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An export of a model: another process, which has to import torch, checks each that is made."""

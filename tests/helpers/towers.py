@@ -6,7 +6,17 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoTokenizer, BertConfig, BertModel, GPT2Config, GPT2Model, T5Config, T5Model
+from transformers import (
+    AutoTokenizer,
+    BertConfig,
+    BertModel,
+    GPT2Config,
+    GPT2Model,
+    MPNetConfig,
+    MPNetModel,
+    T5Config,
+    T5Model,
+)
 
 from dyad.data.base.errors import ConfigError
 from dyad.train.config import ImageTower, ImageTowerConfig, ModelConfig, TextTower, TextTowerConfig
@@ -72,6 +82,14 @@ def with_text(text: TextTowerConfig, **options: Any) -> ModelConfig:
 
 def with_image(tmp_path: Path, image: ImageTowerConfig, **options: Any) -> ModelConfig:
     return ModelConfig(name=config_file(tmp_path), embed_dim=16, image=image, **options)
+
+
+def mpnet_folder(tmp_path: Path) -> str:
+    """A small model of transformers that does not support activation checkpointing, with MiniLM's tokenizer."""
+    config = MPNetConfig(hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=64)
+    MPNetModel(config).save_pretrained(tmp_path / "mpnet")
+    AutoTokenizer.from_pretrained(location_of(MINILM)).save_pretrained(tmp_path / "mpnet")
+    return str(tmp_path / "mpnet")
 
 
 SMALL: dict[str, tuple[Any, Any, dict[str, int]]] = {

@@ -251,6 +251,15 @@ def test_a_width_is_read_by_cpc_and_by_a_running_mean_alone() -> None:
         refuse_unread(word, [compose_config(moments)])
 
 
+def test_towers_of_our_own_recompute_no_activations() -> None:
+    word = ["model.grad_checkpointing=true"]
+    refuse_unread(word, [compose_config(["experiment=emoji", *word])])  # its text tower does
+    refuse_unread(word, [compose_config(["experiment=simclr_emoji", "model=tiny_clip", *word])])
+    for experiment in ("simclr_emoji", "next_item"):
+        with raises(ConfigError, "model.grad_checkpointing=true", "open_clip, timm or transformers"):
+            refuse_unread(word, [compose_config([f"experiment={experiment}", *word])])
+
+
 def test_every_key_that_is_not_always_read_exists() -> None:
     known = [key for key, _, _ in keys()]
     of_rules = [start for starts in READ_ONLY_WITH.values() for start in starts.split()]

@@ -24,6 +24,7 @@ EMBEDS = "a task other than language_model"
 UNNAMED = "a tower that has no name of its own, such as model=open_clip"
 IMAGE_OPEN_CLIP = "model.image.kind=open_clip or model.text.kind=open_clip"
 HEAD = "a model.head with hidden layers"
+LIBRARIES = "a tower of open_clip, timm or transformers"
 OWN_PROJECTION = "a tower that has no projection of its own (transformers, timm, cnn), or a model.head"
 SAMPLE_IDS = "objective.nu=state or objective.density=uniform"
 OF_TIMM = "an optim.name other than adamw"
@@ -69,6 +70,7 @@ READ_ONLY_WITH = {
     "model.text.kind=open_clip": "model.text.pretrained",
     UNNAMED: "model.name",
     IMAGE_OPEN_CLIP: "model.pretrained model.activation",
+    LIBRARIES: "model.grad_checkpointing",
     OWN_PROJECTION: "model.embed_dim",
     "model.image.kind=cnn": "model.image.widths",
     "model.image.kind=open_clip or timm or transformers": "model.image.name",
@@ -184,6 +186,7 @@ SPECIAL: dict[str, Callable[[TrainConfig], bool]] = {
     EMBEDS: lambda config: config.task != "language_model",
     UNNAMED: _has_unnamed,
     IMAGE_OPEN_CLIP: lambda config: any(_open_clip(config)),
+    LIBRARIES: lambda c: c.has_texts or (c.has_images and c.model.image.kind != ImageTower.cnn),
     OWN_PROJECTION: lambda config: _open_clip(config) != {True} or config.model.head != "none",
     EVALUATES: lambda config: config.evaluates,
     CVAR: lambda c: c.objective.inputs == "scores" or all_keys(c).get("objective.divergence") == "cvar",

@@ -18,8 +18,8 @@ from dyad.train.towers.batch_norm import set_batch_norms
 from dyad.train.towers.heads import Representation, build_head
 from dyad.train.towers.image.image_tower import build_image_tower
 from dyad.train.towers.libraries.calibration import Calibration, exported
-from dyad.train.towers.libraries.open_clip import BuildContext
-from dyad.train.towers.libraries.published import may_download, offline_without_hub
+from dyad.train.towers.libraries.open_clip import BuildContext, may_download
+from dyad.train.towers.libraries.published import offline_without_hub
 from dyad.train.towers.models import (
     ImageModel,
     ImageTextModel,
@@ -53,7 +53,7 @@ def build_model(config: TrainConfig, load_pretrained: bool = True) -> TwoTowerMo
     model, weights that do not exist, inputs that a tower cannot take, or towers of different widths.
     """
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # its threads do not survive the loader's fork
-    if may_download(config.model):
+    if may_download(config):
         offline_without_hub()
     found = [value for value in (config.run.classes, config.run.inputs) if value is not None]
     return MODELS[config.task][config.data.items](config.model, load_pretrained, *found)

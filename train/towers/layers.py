@@ -6,6 +6,8 @@ from typing import Any
 
 from torch import nn
 
+from dyad.train.towers.libraries.published import explain_errors
+
 LISTS = (nn.ModuleList, nn.Sequential, nn.ModuleDict)
 
 
@@ -47,15 +49,17 @@ def _size(modules: Iterable[nn.Module]) -> int:
 def checkpoint_activations(model: Any) -> None:
     """Make a model of open_clip, timm or transformers, in place, recompute activations in the backward pass.
 
-    This is activation checkpointing, for model.grad_checkpointing=true: less memory, more time, the same gradients. If
-    the model does not support it, the library raises an error of its own, such as ValueError, AssertionError or
-    AttributeError; open_clip's ModifiedResNet and TimmModel raise none, and recompute nothing.
+    This is activation checkpointing, for model.grad_checkpointing=true: less memory, more time, the same gradients.
+    Raises ConfigError if the library says that the model does not support it. open_clip's ModifiedResNet and TimmModel
+    never say so; a ModifiedResNet, and a TimmModel that does not support it, recompute nothing.
     """
-    if hasattr(model, "set_grad_checkpointing"):  # open_clip and timm
-        model.set_grad_checkpointing(True)
-    else:
-        renamed = getattr(model, "activation_checkpointing_enable", None)  # in transformers 5.x
-        (renamed or model.gradient_checkpointing_enable)({"use_reentrant": False})
+    problem = f"model.grad_checkpointing=true: {type(model).__name__} does not support it"
+    with explain_errors(problem, "Set model.grad_checkpointing=false"):
+        if hasattr(model, "set_grad_checkpointing"):  # open_clip and timm
+            model.set_grad_checkpointing(True)
+        else:
+            renamed = getattr(model, "activation_checkpointing_enable", None)  # in transformers 5.x
+            (renamed or model.gradient_checkpointing_enable)({"use_reentrant": False})
 
 
 def layer_stack(model: nn.Module) -> list[nn.Module]:

@@ -1,11 +1,12 @@
-"""Kinds of data sets of samples with a class: classes, for models of task=labelled, and probe, for any model."""
+"""Kinds of data sets of samples with a class: classes, of task=labelled, and probe, for models of images or texts."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
+from dyad.data.base.errors import ConfigError
 from dyad.data.config import ItemKind
 from dyad.data.question_passage.passages import Passage, Question
 from dyad.data.shards.sources import ShardSource, Tables, parse_sources
@@ -64,6 +65,18 @@ def _parts(tables: Callable[[Any], Tables], entry: SuiteEntry) -> tuple[list[lis
     return [parse_sources(shards, f"{entry.target}: {part}", tables=found) for part, shards in named.items()], label
 
 
+def _are_texts(sources: Sequence[ShardSource]) -> bool:
+    """Whether the samples of `sources` are texts, where the model takes images: all files are .jsonl files."""
+    return all(shard.endswith(".jsonl") for source in sources for shard in source.shards)
+
+
+def _check_probe(entry: SuiteEntry) -> None:
+    """Raise ConfigError as `_parts` does, and for texts where the model takes none."""
+    parts, _ = _parts(checked_tables, entry)
+    if not entry.has_texts and _are_texts(parts[0]):
+        raise ConfigError(f"{entry.target}: train names texts (.jsonl), which this model does not take. Name images")
+
+
 def _probe(entry: SuiteEntry, inputs: Inputs) -> Evaluator:
     """Build the evaluator of an entry probe:TASK.json, which fits a linear probe to frozen features of the model.
 
@@ -79,7 +92,7 @@ def _probe(entry: SuiteEntry, inputs: Inputs) -> Evaluator:
     parts, label = _parts(prepared_tables, entry)
     model, data, options = inputs.model, inputs.config.data, inputs.config.eval
     image = cast("Any", getattr(model, "image", None))  # None for a model that takes no images
-    has_texts = not image or all(shard.endswith(".jsonl") for source in parts[0] for shard in source.shards)
+    has_texts = not image or _are_texts(parts[0])
     if has_texts:
         # models of questions and passages embed a text as a question, models of other tasks as a passage
         questions = inputs.config.task is Task.question_passage
@@ -93,4 +106,4 @@ def _probe(entry: SuiteEntry, inputs: Inputs) -> Evaluator:
 
 
 CLASSES = SuiteKind(Task.labelled, "SHARDS", _check_labelled, _labelled)
-PROBE = SuiteKind(None, "TASK.json", partial(_parts, checked_tables), _probe)
+PROBE = SuiteKind(None, "TASK.json", _check_probe, _probe)

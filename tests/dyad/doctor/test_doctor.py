@@ -156,6 +156,10 @@ def test_where_a_run_stands(tmp_path: Path) -> None:
     assert is_told(worst(configuration.run(words, config)), Level.ok, "is new; 1200 steps")
     (tmp_path / "a" / "checkpoints" / "step_00000400").mkdir(parents=True)
     assert is_told(worst(configuration.run(words, config)), Level.ok, "goes on from step_00000400")
+    anew = [*words, "resume=never"]
+    assert is_told(worst(configuration.run(anew, of(anew))), Level.ok, "begins again", "put aside")
+    other = [*words[:-1], "run.name=b", f"resume={tmp_path}/a"]
+    assert is_told(worst(configuration.run(other, of(other))), Level.ok, f"b goes on from {tmp_path}/a")
     unread = [*words, "eval.depth=200"]
     refused = worst(findings_of("run", lambda: configuration.run(unread, of(unread))))
     assert is_told(refused, Level.fail, "eval.depth=200", "Leave it out")
@@ -264,13 +268,15 @@ def test_the_images_of_a_batch_take_shared_memory(experiment: str, images: int) 
 def test_a_small_mount(tmp_path: Path) -> None:
     code = f"""from pathlib import Path
 from dyad.doctor.machine import *
-print(*shared_memory(2, 0, Path("{tmp_path}")), *disk("run.dir", Path("{tmp_path}/runs"), "elsewhere"), sep="\\n")"""
+print(*shared_memory(2, 0, Path("{tmp_path}")), *disk("run.dir", Path("{tmp_path}/runs"), "elsewhere"), sep="\\n")
+print(*shared_memory(None, 0, Path("{tmp_path}")), *shared_memory(0, 1 << 50, Path("{tmp_path}")), sep="\\n")"""
     script = f'mount -t tmpfs -o size=1m none "{tmp_path}" && exec "$0" -c "$1"'
     done = subprocess.run(
         [*UNSHARE, "sh", "-c", script, sys.executable, code], capture_output=True, text=True, cwd=ROOT
     )
     both = done.stdout.split("fail")
-    assert not both[0] and len(both) == 3 and all("1 MiB free" in one and "→" in one for one in both[1:]), done
+    assert not both[0] and len(both) == 4 and all("1 MiB free" in one and "→" in one for one in both[1:]), done
+    assert done.stdout.splitlines()[-1].startswith("ok") and "data.workers=0" not in done.stdout.splitlines()[-1]
 
 
 # The command ----------------------------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from helpers import tiny_causal
 from helpers.messages import raises
+from helpers.runs import make_run
 
 import dyad
 from dyad.data.base.errors import ConfigError
@@ -92,3 +93,6 @@ def test_wrong_options_are_refused(folder: Path, monkeypatch: pytest.MonkeyPatch
     with raises(ConfigError, f"rows={one}"):
         scored(folder, monkeypatch, rows=one)
     assert not list(folder.glob("scored*"))
+    pictures = make_run(folder)
+    with raises(ConfigError, f"by={pictures}", "bm25, random", "questions and passages"):
+        scored(folder, monkeypatch, by=pictures)

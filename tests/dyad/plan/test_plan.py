@@ -16,7 +16,7 @@ import torch
 from helpers.dist import launch
 from helpers.messages import raises
 from helpers.plan import measured_step, planned
-from helpers.towers import transformers_folder
+from helpers.towers import mpnet_folder, transformers_folder
 
 from dyad.data.base.errors import ConfigError
 from dyad.data.log_weights import LOG_Q, LogWeights, write_log_weights
@@ -24,8 +24,8 @@ from dyad.plan.cluster import planned_devices
 from dyad.plan.measure import only_rank_0
 from dyad.plan.objective import nothing_kept, objective_cost, products, random_batch, small_step, value_of
 from dyad.plan.plan import RunPlan, counted_samples
-from dyad.plan.speed import published_mfu, seconds_sent
-from dyad.plan.summary import plan_lines
+from dyad.plan.speed import published_mfu, samples_per_core, seconds_sent
+from dyad.plan.summary import changed_plans, plan_lines
 from dyad.run.checks import check_config
 from dyad.run.main import train_or_plan
 from dyad.train.cli.command_line import parse_command_line
@@ -221,6 +221,14 @@ def test_a_plan_needs_no_data_and_writes_nothing(toy: str, tmp_path: Path, capsy
         printed(capsys, *keys, "plan.gpus=512")
 
 
+def test_the_summary_leaves_out_checkpointing_that_a_tower_does_not_support(tmp_path: Path) -> None:
+    words = ["task=question_passage", "model=encoder", f"model.text.name={mpnet_folder(tmp_path)}", "objective=dpr"]
+    plan = RunPlan(config_of(*words, "plan.gpus=2", "plan.gpu=h100", "steps=9", "data.train=none.jsonl"))
+    assert [key for key, _ in changed_plans(plan)] == ["chunk_size=64", "dist=fsdp2"]
+    own = RunPlan(config_of("experiment=simclr_emoji", "data.train=none.tar"))
+    assert [key for key, _ in changed_plans(own)] == ["chunk_size=128"]
+
+
 def test_samples_are_counted_by_the_first_shard(tmp_path: Path) -> None:
     for name in ("a", "b"):
         (tmp_path / f"{name}.jsonl").write_text('{"text": "frog"}\n' * 30)
@@ -262,6 +270,13 @@ def test_published_runs_are_in_the_range_of_the_plan(name: str) -> None:
     assert least / 1.15 < pairs < most * 1.15
 
 
+def test_a_core_takes_longer_for_a_sample_of_several_images() -> None:
+    emoji = ["experiment=emoji"]
+    runs = emoji, ["experiment=simclr_emoji"], [*emoji, "data.negatives.pictures=2"]
+    one, two, three = (samples_per_core(config_of(*words), None, None)[0] for words in runs)
+    assert one == 2 * two == 3 * three
+
+
 def test_the_run_measures_what_a_plan_takes(sixteen: RunPlan, toy: str, tmp_path: Path) -> None:
     """MFU, if its metrics have it; and what a core decodes of its own images, larger ones in more time."""
     words = (toy, f"run.dir={tmp_path}", "run.name=a", "plan.gpus=16", "plan.gpu=h100", "steps=9")
@@ -277,6 +292,7 @@ def test_the_run_measures_what_a_plan_takes(sixteen: RunPlan, toy: str, tmp_path
         RunPlan(config_of(*words, *keys), sixteen)
         for keys in (("model.image.image_size=32",), ("model.image.image_size=1536",))
     )
+    assert "samples that a core decodes" in small.data()["cores of a GPU"][2]
     rates = [small.data()["pairs/s of a GPU"][0] / small.data()["cores of a GPU"][0] for small in (small, large)]
     assert (rates[0] > 1.5 * rates[1]).all()
 

@@ -13,10 +13,10 @@ from dyad.data.base.errors import ConfigError
 from dyad.data.config import AUTO, DataConfig
 from dyad.data.loading import loader
 from dyad.data.loading.loader import worker_count
-from dyad.train.config import ImageTowerConfig, ModelConfig, Precision, TextTower, TextTowerConfig
+from dyad.train.config import ImageTowerConfig, ModelConfig, Precision, TextTower, TextTowerConfig, TrainConfig
 from dyad.train.distributed import devices
 from dyad.train.distributed.devices import chosen_kernels, chosen_precision, evaluation_precision, gpu_problem
-from dyad.train.towers.libraries.published import may_download
+from dyad.train.towers.libraries.open_clip import may_download
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 
@@ -89,6 +89,9 @@ FETCHED = {
     "a package": (ModelConfig("ViT-B-32", text=MINILM), False),
     "a published encoder": (ModelConfig("org/model", text=TextTowerConfig(TextTower.transformers)), True),
     "a published model": (ModelConfig("hf-hub:org/model"), True),
+    "a published tokenizer": (ModelConfig("ViT-B-16-SigLIP"), True),
+    "a published text encoder": (ModelConfig("roberta-ViT-B-32"), True),
+    "no model of open_clip": (ModelConfig("nope"), False),
     "a published text tower": (ModelConfig("ViT-B-32", text=TextTowerConfig(name="hf-hub:org/model")), True),
 }
 
@@ -96,7 +99,7 @@ FETCHED = {
 @pytest.mark.parametrize("case", FETCHED)
 def test_models_that_may_be_downloaded(case: str) -> None:
     config, fetched = FETCHED[case]
-    assert may_download(config) is fetched
+    assert may_download(TrainConfig(model=config)) is fetched
 
 
 def test_one_process_of_each_machine_downloads(tmp_path: Path) -> None:

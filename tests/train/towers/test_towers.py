@@ -16,6 +16,7 @@ from helpers.towers import (
     VIT,
     cnn,
     config_file,
+    mpnet_folder,
     random_images,
     refused,
     timm_tower,
@@ -292,6 +293,14 @@ def test_gradient_checkpointing_changes_no_gradient(kind: str, tmp_path: Path) -
     assert found[0].keys() == found[1].keys()
     for name, gradient in found[0].items():
         torch.testing.assert_close(found[1][name], gradient)
+
+
+def test_gradient_checkpointing_that_a_library_does_not_support_is_refused(tmp_path: Path) -> None:
+    options = {"grad_checkpointing": True}
+    text = transformers_tower(mpnet_folder(tmp_path))
+    refused(with_text(text, **options), "model.grad_checkpointing=true", "MPNetModel", "model.grad_checkpointing=false")
+    convit = with_image(tmp_path, timm_tower(name="convit_tiny"), **options)
+    refused(convit, "model.grad_checkpointing=true", "ConVit", "model.grad_checkpointing=false")
 
 
 def test_the_seed_decides_the_weights(tmp_path: Path) -> None:

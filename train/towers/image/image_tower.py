@@ -97,7 +97,7 @@ def _timm(context: BuildContext) -> ImageParts:
 
     The projection is a new linear layer to model.embed_dim, without bias; the identity if that is null. An
     interpolation other than bilinear becomes bicubic. Raises ConfigError for an unknown model, weights that cannot be
-    loaded, or a model.image.image_size that the model cannot take.
+    loaded, a model.image.image_size that the model cannot take, or grad_checkpointing that it does not support.
     """
     import timm  # takes a second
     from timm.data.config import resolve_model_data_config
@@ -198,8 +198,7 @@ def _transformers(context: BuildContext) -> ImageParts:
     trunk = PooledImage(encoder)
     loaded.refuse_missing(encoder, own_projection, pooled=trunk.first_token)
     if config.grad_checkpointing:
-        with explain_errors(f"model.grad_checkpointing=true, {key}"):
-            checkpoint_activations(model)
+        checkpoint_activations(model)
     if image.frozen:
         freeze(encoder, layer_stack(encoder), image.unlocked_groups)
     spec = _image_spec_of(key, processor)

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import copy
 import logging
+import os
 import re
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import cache
 from operator import attrgetter
@@ -22,7 +23,7 @@ from torch import Tensor, nn
 
 from dyad.data.base.errors import ConfigError, nearest
 from dyad.data.base.json_text import read_json
-from dyad.train.config import Activation, ImageTower, ModelConfig, TextTower
+from dyad.train.config import Activation, ImageTower, ModelConfig, TextTower, TrainConfig
 from dyad.train.towers.layers import checkpoint_activations
 from dyad.train.towers.libraries.calibration import Calibration
 from dyad.train.towers.libraries.published import (
@@ -120,8 +121,8 @@ class BuildContext:
         trunk without projection gives nn.Identity. frozen: whether to freeze the trunk except for its last n layer
         groups, as open_clip counts them: in a VisionTransformer or TextTransformer the projection is the last group; n
         is the value of the configuration key `key`, such as "model.image.unlocked_groups". The projection always
-        trains. model.grad_checkpointing is applied too. Raises ConfigError for a trunk that open_clip cannot freeze,
-        KeyError for one of a class not in PROJECTIONS.
+        trains. model.grad_checkpointing is applied too. Raises ConfigError for a trunk that open_clip cannot freeze, or
+        that does not support grad_checkpointing, KeyError for one of a class not in PROJECTIONS.
         """
         if self.config.grad_checkpointing:
             checkpoint_activations(trunk)
@@ -318,6 +319,34 @@ def published_weights(name: str, pretrained: str | None, needed: bool = True) ->
         f"model.pretrained={pretrained}: no such file, nor published weights of {name}.{nearest(pretrained, tags)} "
         f"Published: {', '.join(tags) or 'none'}"
     )
+
+
+def may_download(config: TrainConfig) -> bool:
+    """Whether building the towers of `config` may download files: it names published weights or a published model.
+
+    A name counts if it is neither a path that exists here nor a pkg: name, even if its files are in the cache. So does
+    the model of the hub from which the open_clip model of a text tower takes its tokenizer or encoder.
+    """
+    model, names = config.model, (config.model.name, config.model.image.name, config.model.text.name)
+    named = [model.pretrained, model.image.pretrained, model.text.pretrained]
+    named += [name for name in names if name and name.startswith("hf-hub:")]
+    if model.text.kind is TextTower.transformers:
+        named.append(model.text.name or model.name)
+    if model.image.kind is ImageTower.transformers:
+        named.append(model.image.name)
+    is_of_open_clip = config.has_texts and model.text.kind is TextTower.open_clip
+    if is_of_open_clip and not any(map(_is_published, named)):
+        with suppress(Exception):  # building the towers raises it
+            import open_clip
+
+            found: Any = open_clip.get_model_config(resolve_model_name(model.text.name or model.name))
+            named += [found["text_cfg"].get(key) for key in ("hf_model_name", "hf_tokenizer_name")]
+    return any(map(_is_published, named))
+
+
+def _is_published(name: str | None) -> bool:
+    """Whether `name` is neither None, "", a path that exists here, nor a pkg: name."""
+    return bool(name) and not name.startswith("pkg:") and not os.path.exists(os.path.expanduser(name))
 
 
 @contextmanager

@@ -16,7 +16,6 @@ from typing import Any
 from dyad.data.base import json_text
 from dyad.data.base.errors import ConfigError, first_line
 from dyad.data.base.files import leads_inside
-from dyad.train.config import ImageTower, ModelConfig, TextTower
 
 ALLOWED_FILES = ["*.json", "*.txt", "*.model", "*.safetensors"]
 MAX_BYTES = 128 << 20  # most bytes of a JSON file of a model, such as a tokenizer's
@@ -176,22 +175,6 @@ def _settings(name: str, file: str) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise ConfigError(f"{path}: must be a JSON object")
     return found
-
-
-def may_download(config: ModelConfig) -> bool:
-    """Whether building the towers of `config` may download files: it names published weights or a published model.
-
-    A name counts if it is neither a path that exists here nor a pkg: name, even if its files are in the cache. A model
-    of the hub from which an open_clip model takes its tokenizer or text encoder does not count.
-    """
-    named = [config.pretrained, config.image.pretrained, config.text.pretrained]
-    names = config.name, config.image.name, config.text.name
-    named += [name for name in names if name and name.startswith("hf-hub:")]
-    if config.text.kind is TextTower.transformers:
-        named.append(config.text.name or config.name)
-    if config.image.kind is ImageTower.transformers:
-        named.append(config.image.name)
-    return any(n and not n.startswith("pkg:") and not os.path.exists(os.path.expanduser(n)) for n in named)
 
 
 def location_of(name: str, key: str = "") -> str:

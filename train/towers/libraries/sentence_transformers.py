@@ -195,16 +195,17 @@ def describe_choices(config: TrainConfig) -> Iterator[str]:
     published model whose settings cannot be read, they say why only its transformers encoder is used. Any other model
     yields nothing. Nothing is downloaded.
     """
-    name = config.model.text.name
+    text, name = config.model.text, config.model.text.name or config.model.name
+    key = f"model{'.text' if text.name else ''}.name={name}"
     try:
         found = folder_of_config(config)
     except ConfigError as error:
-        yield f"model.text.name={name}: only its encoder is taken. {error}"
+        yield f"{key}: only its encoder is taken. {error}"
         return
     if found is None:
-        if name and config.model.text.kind == TextTower.transformers and cache_cannot_tell(name, MODULES):
+        if name and text.kind == TextTower.transformers and cache_cannot_tell(name, MODULES):
             yield (
-                f"model.text.name={name} is taken as a plain encoder: the hub's cache does not know whether it has a "
+                f"{key} is taken as a plain encoder: the hub's cache does not know whether it has a "
                 f"{MODULES}, as SentenceTransformers have. Fetch it once: hf download {name} {MODULES}"
             )
         return

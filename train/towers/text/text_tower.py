@@ -232,8 +232,8 @@ def build_text_encoder(context: BuildContext) -> tuple[Tower, TextTokenizer]:
     new linear layer to model.embed_dim. If model.embed_dim is null, it is the text projection of such a model, or with
     model.text.dense=true the Dense modules of a SentenceTransformer folder, else the identity. context: as in
     `build_text_tower`. Raises ConfigError for an unknown model, for weights that do not exist, do not fit or are not
-    complete, for a tokenizer without special tokens, for one that cannot do as model.text.end_token asks, and for a
-    model.text.context_length above the model's limit.
+    complete, for a tokenizer without special tokens, for one that cannot do as model.text.end_token or
+    model.text.lower_case asks, and for a model.text.context_length above the model's limit.
     """
     config, text, name = context.config, context.config.text, context.text_name
     if name is None:
@@ -250,7 +250,11 @@ def build_text_encoder(context: BuildContext) -> tuple[Tower, TextTokenizer]:
         encoder = encoder.get_encoder()
     loaded.refuse_missing(encoder, own_projection or nn.Identity(), pooled=pooling is not None)
     if text.lower_case:  # before the tokenizer's own normalisation, as sentence-transformers does for do_lower_case
-        backend = tokenizer.backend_tokenizer
+        if (backend := getattr(tokenizer, "backend_tokenizer", None)) is None:
+            raise ConfigError(
+                f"model.text.lower_case=true, {key}: its tokenizer, {type(tokenizer).__name__}, is in Python and "
+                "cannot be made to lower texts. Take a model with a tokenizer.json, or set model.text.lower_case=false"
+            )
         backend.normalizer = Sequence([Lowercase(), *filter(None, [backend.normalizer])])
     changes = ", lower_case" * text.lower_case
     if text.end_token and not ends_texts(tokenizer):
@@ -297,8 +301,7 @@ def build_likelihood(config: ModelConfig, load_pretrained: bool) -> tuple[Tower,
 def _set_training(encoder: nn.Module, config: ModelConfig) -> None:
     """Apply model.grad_checkpointing, model.text.frozen and model.text.lora_rank to a text encoder, in place.
 
-    Raises ConfigError as `add_adapters` (adapters.py), and the error of transformers, such as ValueError, for
-    grad_checkpointing of an encoder that does not support it.
+    Raises ConfigError as `add_adapters` (adapters.py) and `checkpoint_activations` (layers.py).
     """
     if config.grad_checkpointing:
         checkpoint_activations(encoder)
@@ -323,11 +326,11 @@ def _set_padding(tokenizer: Any, side: str) -> int:
 def _dense(name: str, width: int, pretrained: bool) -> nn.Module:
     """Return the Dense modules of a SentenceTransformer folder: a linear layer, or several modules one after the other.
 
-    name: the folder or published model; of the latter, only files in the hub's cache are found. width: the input width.
+    name: the folder or published model; files that the hub's cache lacks are downloaded. width: the input width.
     pretrained: load the weights; else they are random, but the files must exist. Raises ConfigError when no Dense
     module is found, and for one that is no plain linear layer with an activation of ACTIVATIONS.
     """
-    folder = sentence_folder(name) or SentenceFolder(name)
+    folder = sentence_folder(name, fetch=True) or SentenceFolder(name)
     if not folder.dense:
         raise ConfigError(f"model.text.name={name}: {folder.no_dense}. Set model.embed_dim, or model.text.dense=false")
     layers: list[nn.Module] = []

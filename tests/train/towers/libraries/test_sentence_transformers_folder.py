@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import huggingface_hub
 import numpy as np
 import pytest
 import torch
@@ -29,7 +30,7 @@ from dyad.train.distributed.world import World
 from dyad.train.run_folder.folder import open_run
 from dyad.train.towers.build import build_text_pair
 from dyad.train.towers.libraries.sentence_transformers import BEHIND_PADDING, describe_choices, sentence_folder
-from dyad.train.towers.text.text_tower import TextTokenizer, positions_of
+from dyad.train.towers.text.text_tower import TextTokenizer, _dense, positions_of
 
 QUESTIONS, PASSAGES = ["who", "what is a Cat"], ["a cat is an animal", "b " * 50, "X"]
 OWN, POOLING = "sentence_transformers.models.Transformer", "sentence_transformers.models.Pooling"
@@ -234,6 +235,30 @@ def test_a_folder_that_is_not_understood_is_an_encoder_once_its_keys_are_typed(
     assert x.shape == (2, 32) and "only its encoder is taken" in next(iter(describe_choices(source.config)))
     near(monkeypatch)
     export(export_sentence_transformers.LIBRARY, source, tmp_path / "out")
+
+
+def test_lines_on_a_folder_have_the_key_that_names_it(bert: str, tmp_path: Path) -> None:
+    folder = folder_of(bert, tmp_path / "st")
+    config = configured(folder)
+    config.model.text.name, config.model.name = None, str(folder)
+    (folder / "modules.json").write_text("7")
+    (line,) = describe_choices(config)
+    assert line.startswith(f"model.name={folder}: only its encoder is taken.")
+    config.model.name = "org/not-in-the-cache"
+    (line,) = describe_choices(config)
+    assert line.startswith("model.name=org/not-in-the-cache is taken as a plain encoder")
+
+
+def test_a_dense_module_that_the_cache_of_the_hub_lacks_is_downloaded(
+    bert: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on another machine than that of the training."""
+    layer = parts.Dense(32, 8, bias=False, activation_function=nn.Identity())
+    folder = folder_of(bert, tmp_path / "st", layer)
+    of_hub = {str(file.relative_to(folder)): str(file) for file in folder.rglob("*")}
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", lambda model, file, revision: of_hub[file])
+    found = _dense("org/with-dense", 32, pretrained=True)
+    assert torch.equal(found.get_parameter("weight"), layer.linear.weight)
 
 
 def test_a_run_from_before_folders_were_read_keeps_its_tokens_and_weights(bert: str, tmp_path: Path) -> None:

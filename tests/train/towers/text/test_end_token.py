@@ -127,6 +127,8 @@ def test_tokenizers_that_cannot_are_refused(tmp_path: Path) -> None:
     build(folder, end_token=False)
     with raises(ConfigError, f"model.text.name={folder}", "model.text.end_token", "Wav2Vec2CTCTokenizer"):
         build(folder)
+    with raises(ConfigError, f"model.text.name={folder}", "model.text.lower_case=true", "Wav2Vec2CTCTokenizer"):
+        build(folder, end_token=False, lower_case=True)
 
 
 def test_a_language_model_and_open_clip_do_not_read_the_key() -> None:
