@@ -16,13 +16,12 @@ from helpers.shards import image, write_tar
 from dyad import process
 from dyad.data.base.command_line import help_text, parse_options
 from dyad.data.base.errors import ConfigError, DataError, HardwareError, SampleError
-from dyad.data.config import DataConfig, ItemKind
 from dyad.data.image_text.decode import decode
 from dyad.eval.config import Baseline, EvalCommand
 from dyad.eval.results.write import write
 from dyad.evaluation.load_run import find_run, load_run, own_output, read_config
 from dyad.evaluation.main import baselines_of, main, with_eval_options
-from dyad.evaluation.suite import KINDS, check_suite, forms_help
+from dyad.evaluation.suite import KINDS, check_suite
 from dyad.train.cli.compose import compose_config
 from dyad.train.config import Task, TrainConfig
 from dyad.train.eval_config import EvalConfig, Truth
@@ -334,27 +333,6 @@ def test_wrong_entries_are_refused_before_anything_is_loaded(spec: str) -> None:
     task = Task.sequence if spec.startswith("context_probe") else Task.image_text
     with raises(ConfigError, SPECS[spec]):
         check_suite(TrainConfig(task, eval=EvalConfig(suite=[spec])))
-
-
-def test_models_without_features_of_images_or_texts_are_not_probed(tmp_path: Path) -> None:
-    (tmp_path / "a.jsonl").write_text('{"text": "a", "mood": "good"}\n')
-    probe = tmp_path / "probe.json"
-    probe.write_text(json.dumps({**dict.fromkeys(("train", "test"), str(tmp_path / "a.jsonl")), "label": "mood"}))
-
-    def check(task: Task, items: ItemKind) -> None:
-        check_suite(TrainConfig(task, data=DataConfig(items=items), eval=EvalConfig(suite=[f"probe:{probe}"])))
-
-    with raises(ConfigError, f"probe:{probe}", "language_model"):
-        check(Task.language_model, ItemKind.texts)
-    for items in (ItemKind.ids, ItemKind.frames):
-        with raises(ConfigError, f"probe:{probe}", "context_probe"):
-            check(Task.sequence, items)
-    for task in (Task.views, Task.sequence):
-        with raises(ConfigError, probe, "images"):
-            check(task, ItemKind.pictures)
-        check(task, ItemKind.texts)
-    check(Task.image_text, ItemKind.pictures)
-    assert "probe:" not in next(line for line in forms_help().splitlines() if "of language_model" in line)
 
 
 def test_options_of_passages_are_refused(run: Path, monkeypatch) -> None:
