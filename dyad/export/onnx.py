@@ -144,8 +144,8 @@ def calls(source: ExportSource) -> Iterator[Call]:
 def _graphs(source: ExportSource) -> list[TowerGraph]:
     """Return a TowerGraph (a tower and its ONNX file) for each tower of the model, that of side x first.
 
-    A model that embeds images only has one. If questions and passages share one encoder, both graphs name the same
-    file.
+    The result has one entry for a model of images alone, and two for other models. If questions and passages share one
+    encoder, both entries name the same file.
     """
     model, batch = source.model, torch.export.Dim("batch")
     if isinstance(model, TextPairModel):

@@ -1,5 +1,8 @@
-"""The speed of the devices of a plan: the share of the peak that towers reach, links, and the samples that a core
-decodes."""
+"""Estimates of speed for a plan: the share of the peak FLOPs (MFU), seconds of collectives, samples of a CPU core.
+
+The share is what the towers reach of the peak FLOPs of a device. A collective takes its time over the links between the
+devices. The samples are those whose images one CPU core decodes in a second.
+"""
 
 import time
 from contextlib import suppress

@@ -3,13 +3,14 @@
 Queries and items are questions and passages (eval/mine/passages.py), or images and captions, or captions and images
 (eval/mine/images.py).
 A search with the model gives each query its best items, ranked from 1. Those from first_rank to last_rank are
-candidates; a candidate is left out for the first of these reasons that holds, and the others keep their ranks:
-    right      it is a right item of the query, by its id or meaning, or because its text is that of a right item, and
-               its title too, if both have titles and the model reads them
+candidates. The best `keep` candidates that are not left out are the negatives. A candidate is left out for the first of
+these reasons that holds, and the others keep their ranks:
+    right      it is a right item of the query, by its id, meaning or content
     unscored   a file with scores of another model is given, and the file has no score for it
-    unknown    a margin is set, but no right item of the query has a score (for example none is among the items)
-    margin     its score is above the best score of a right item minus the margin
+    unknown    a margin is set, but no right item as above has a score (for example none is among the items)
+    margin     its score is above the best score of a right item as above, minus the margin
     max_score  its score is above max_score
+    right      its text is that of a right item under another title, if that item has no title or the model reads none
     repeated   an earlier candidate, not left out for a reason above, has the same content: text and title, or image
     answer     it contains an answer to the query, which is a question
 A relative margin (an option) is a share of the absolute value of the best right score, so it also works for negative

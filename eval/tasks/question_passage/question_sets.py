@@ -1,13 +1,15 @@
 """Question sets for the evaluation of passage retrieval: questions, judgements, and the passages to search.
 
 Does not import torch. An entry of the option eval.suite has one of these forms:
-beir:FOLDER[@SPLIT]   the folder has corpus.jsonl, queries.jsonl and qrels/SPLIT.tsv; the default split is test
+beir:FOLDER[@SPLIT]   a BEIR folder (corpus.jsonl, queries.jsonl, qrels/SPLIT.tsv) or an MS MARCO folder; the default
+                      split is test
 dpr:FILE              a .csv or .tsv file with question <tab> ['answer', …]; or a file that data.train accepts, whose
                       rows list the right passages. Passages to search: data.passage.corpus, else those of the rows
 dpr:FOLDER            one such file, and beside it the passages as psgs*.tsv, psgs*.jsonl or corpus.jsonl
 
-A passage is right if the judgements (qrels) grade it above 0, or if it has the same content as a passage that a row of
-the file lists as right.
+A passage is right if the judgements (qrels) grade it above 0. For a file whose rows list right passages, each passage
+with the content of a listed one has grade 1. Without any judgement, a passage is right if it contains an answer to the
+question (Judge in passage_metrics.py).
 """
 
 import hashlib

@@ -103,7 +103,9 @@ class Relations:
     def complete(self) -> bool:
         """Whether y_i is the one positive of row i, no pair is left out of the sums, and the batch has no further rows.
 
-        If so, no row and no column of a pair is skipped, all rows have the same counts, and so have all columns.
+        If so, every row has all M columns as candidates, every column has all rows of the global batch as candidates,
+        and no row and no column of a pair is skipped. Further columns (y items beside the pairs) are allowed; they have
+        no positive.
         """
         alone = self.exclusion is None and self.same is None and self.batch.further_rows is None
         return alone and self.batch.positives.own is not None
