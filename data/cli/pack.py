@@ -98,8 +98,9 @@ def _captions_of(sample: Members, options: PackOptions) -> str:
     try:
         return caption_name(whole, ReadOptions(captions=options.captions))
     except SampleError as error:
-        why = str(error).removeprefix(whole.where).removeprefix(" has no caption").strip(": .")
-        raise BadRow("no caption", f"{why}. Set captions=FIELD, or task=views or labelled") from None
+        why = str(error).removeprefix(whole.where)
+        advice = ". Set captions=FIELD, or task=views or labelled" if why.startswith(" has no caption") else ""
+        raise BadRow("no caption", why.removeprefix(" has no caption").strip(": .") + advice) from None
 
 
 def _samples(source: str, options: PackOptions) -> Iterator[tuple[str, MakeSample]]:

@@ -42,8 +42,8 @@ def tables_of(path: str, columns: Sequence[str]) -> list[Table]:
         found = _files_of(path, columns)
         return [_image_folder(path)] if found == [path] else [open_table(file) for file in found]
     scheme = scheme_of(path)
-    listed = scheme in LISTED_SCHEMES
-    suffix = os.path.splitext(path if listed else shard_name(path))[1]  # a "?" begins a query only of other schemes
+    listed = scheme in LISTED_SCHEMES and not re.search(r"\?\w+=", path)  # there a "?" without "=" is one of a glob
+    suffix = os.path.splitext(path if listed else shard_name(path))[1]
     if suffix in ALWAYS or (columns and suffix in OPENERS):
         is_glob = glob.has_magic(path) if listed else scheme and "*" in path
         return [open_table(file) for file in (list_remote(path) if is_glob else [path])]

@@ -259,10 +259,10 @@ def _scan(path: str, config: TrainConfig) -> tuple[int, Sequence[Finding]]:
 def model(config: TrainConfig) -> Iterator[Finding]:
     """Yield findings (lines marked ok, warn or fail, with a fix) on the models that the towers are loaded from.
 
-    For each one the finding says, without a download, whether its files are on this machine. If all are, the towers
-    are built without loading weights, and further findings give the number of weights, settings taken from a
-    SentenceTransformer, texts that are too long for the tower (see `cut_texts`), and the statistics that batch norms
-    use. Raises ConfigError for a model that cannot be built.
+    For each one the finding says, without a download, whether its files are on this machine. If all are, the towers are
+    built without loading weights (a Dense module is downloaded), and further findings give the number of weights,
+    settings taken from a SentenceTransformer, texts that are too long for the tower (see `cut_texts`), and the
+    statistics that batch norms use. Raises ConfigError for a model that cannot be built.
     """
     complete = True
     for key, name, wanted in _sources(config):

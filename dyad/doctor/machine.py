@@ -234,10 +234,9 @@ def faiss_kind() -> Iterator[Finding]:
 def shared_memory(workers: int | None, batch_bytes: int, folder: Path = Path("/dev/shm")) -> Iterator[Finding]:
     """Check that the free shared memory holds the batches that the loader processes prepare: twice batch_bytes.
 
-    It fails if it does not, and always with less than 32 MiB. It warns below 1 GiB if batch_bytes is 0. workers: the
-    number of loader processes, of which 0 need no shared memory; None: unknown. batch_bytes: bytes of one batch, 0 if
-    unknown. folder: where shared memory
-    is mounted; nothing is checked if it does not exist.
+    With workers=0 it is always ok. Else it fails if the memory holds them not, and with less than 32 MiB, and warns
+    below 1 GiB if batch_bytes is 0. workers: the number of loader processes; None: unknown. batch_bytes: bytes of one
+    batch, 0 if unknown. folder: where shared memory is mounted; nothing is checked if it does not exist.
     """
     if not folder.is_dir():
         return

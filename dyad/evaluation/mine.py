@@ -169,8 +169,9 @@ def open_questions_and_passages(
     from dyad.eval.tasks.question_passage.question_sets import RowPassages
 
     sources = written_sources(config.data.train, "queries")
-    train: Any = [{"path": source.path, "weight": source.weight} for source in sources]
-    questions = open_questions(train, config.data, "queries")
+    plain: Any = [{"path": source.path, "weight": source.weight} for source in sources]
+    prefixed = any(source.question_prefix is not None or source.passage_prefix is not None for source in sources)
+    questions = open_questions(plain if prefixed else config.data.train, config.data, "queries")
     if questions.corpus is not None:
         return QuestionsAndPassages(questions, questions.corpus, model.tokenize, config.data), None
     if any(source.corpus is not None for source in questions.sources):

@@ -46,8 +46,7 @@ def planned_devices(config: TrainConfig) -> Devices:
     If plan.gpus is null, the number is that of this job's processes or of this machine's GPUs, whichever is larger. If
     plan.gpu is null, the devices are like this machine's first GPU; without one, H100 if plan.gpus is set, else CPUs,
     each with this machine's memory divided by the job's processes on it. precision=auto becomes bf16 on GPUs that
-    compute it, else fp32. Raises ConfigError if dist.shard_size, or its default, does not
-    divide the number.
+    compute it, else fp32. Raises ConfigError if dist.shard_size, or its default, does not divide the number.
     """
     plan, cuda, precision = config.plan, torch.cuda.is_available(), config.precision
     count = plan.gpus or max(int(os.environ.get("WORLD_SIZE", "1")), torch.cuda.device_count())

@@ -73,8 +73,8 @@ def seconds_and_memory(plan: RunPlan) -> NDArray[np.float64]:
 def changed_plans(plan: RunPlan) -> Iterator[tuple[str, RunPlan]]:
     """Yield ("key=value", its plan) for each change of one key of `plan` that may save memory or time.
 
-    The changes: activation checkpointing on or off, if the towers support it; the batch in one chunk or two;
-    sharded or not; and fp16 on GPUs that train in fp32.
+    The changes: activation checkpointing on or off, if the towers support it; the batch in one chunk or two; sharded or
+    not; and fp16 on GPUs that train in fp32.
     """
     config, again = plan.config, not plan.config.model.grad_checkpointing
     model = replace(config.model, grad_checkpointing=again)

@@ -87,7 +87,7 @@ def explain_device_errors(config: TrainConfig, world: World) -> Iterator[None]:
         fix = f"Set chunk_size={smaller}" if smaller else "Take fewer pairs (global_batch_size) or more GPUs"
         raise HardwareError(
             f"rank {world.rank}: CUDA out of memory, {torch.cuda.max_memory_allocated() / 2**30:.1f} GiB at the peak. "
-            f"chunk_size is {now} of {pairs} pairs per rank. {fix}, or model.grad_checkpointing=true"
+            f"chunk_size is {now} of {pairs} pairs per rank. {fix}, or model.grad_checkpointing=true if towers have it"
         ) from error
     except RuntimeError as error:
         if not any(f"CUDA error: {words}" in str(error) for words in FAILED):

@@ -29,6 +29,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from dyad.data.base.arrays import evenly_spaced
 from dyad.data.base.errors import ConfigError
 from dyad.data.loading.order import local_rows
 from dyad.eval.encode.process_memory import drop_pages
@@ -134,7 +135,7 @@ class Index:
         query. It is the mean over at most `sample` evenly spread queries, which are searched exactly. All processes
         must call it together.
         """
-        rows = np.unique(np.linspace(0, len(queries_nD) - 1, min(sample, len(queries_nD))).astype(np.int64))
+        rows = evenly_spaced(len(queries_nD), sample)
         exact = Index(self.corpus, world=self.world).search(queries_nD[rows], hits.positions.shape[1]).positions
         return float(np.mean([np.isin(e, h).mean() for e, h in zip(exact, hits.positions[rows], strict=True)]))
 
@@ -262,7 +263,7 @@ def _train_index(faiss: ModuleType, spec: Spec, corpus: np.ndarray) -> tuple[np.
     index = spec.built(faiss, corpus.shape[1])
     lists = faiss.try_extract_index_ivf(index)
     count = min(len(corpus), max(SAMPLE, PER_LIST * (lists.nlist if lists else 0)))
-    rows = np.unique(np.linspace(0, len(corpus) - 1, count).astype(np.int64))
+    rows = evenly_spaced(len(corpus), count)
     try:
         with spec.errors():
             index.train(np.ascontiguousarray(corpus[rows], dtype=np.float32))

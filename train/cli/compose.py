@@ -213,13 +213,15 @@ def _composed(overrides: Sequence[str]) -> DictConfig:
 
 
 def _keep_texts(config: DictConfig, words: Sequence[str]) -> None:
-    """Set, in place, keys whose value is a text to what was typed, where Hydra has read a number or a bool: 1e3, 1.50.
+    """Set, in place, keys whose value is a text to what was typed, where Hydra has read a number: 1e3, 2024_01_01.
 
-    words: the key=value arguments of the command line.
+    words: the key=value arguments of the command line. Elements of lists, and the values of a sweep, whose words Hydra
+    makes, stay the texts of these numbers.
     """
     for word in words:
         key, _, text = word.partition("=")
-        is_number = text and isinstance(parse_argument(word).value(), int | float)  # or a bool
+        number = parse_argument(word).value() if text else None
+        is_number = isinstance(number, int | float) and not isinstance(number, bool)
         if is_number and isinstance(OmegaConf.select(config, key.lstrip("+")), str):
             OmegaConf.update(config, key.lstrip("+"), text.strip())
 

@@ -19,9 +19,9 @@ from dyad.data.base.secrets import netrc_hosts, without_credentials
 from dyad.train.config import TrackingConfig, Wandb
 
 PROBE = 5.0  # seconds to wait for an answer of the server
-# Values of WANDB_MODE; dryrun and run are older names of W&B
+# Values of WANDB_MODE; dryrun and run are older names of W&B, shared is for several processes that write to one run
 MODES = {"online": Wandb.online, "offline": Wandb.offline, "disabled": Wandb.disabled}
-MODES |= {"run": Wandb.online, "dryrun": Wandb.offline}
+MODES |= {"run": Wandb.online, "shared": Wandb.online, "dryrun": Wandb.offline}
 CLOUD = {"api.wandb.ai", "api.forge.coreweave.com"}  # one service under two names: a key for either will do
 
 

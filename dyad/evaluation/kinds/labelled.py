@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any, cast
 from dyad.data.base.errors import ConfigError
 from dyad.data.config import ItemKind
 from dyad.data.question_passage.passages import Passage, Question
-from dyad.data.shards.sources import ShardSource, Tables, parse_sources
+from dyad.data.shards.sources import ShardSource, Tables, parse_sources, written_sources
+from dyad.data.tables.folders import tables_of
+from dyad.data.tables.image_table import image_table
 from dyad.data.tables.prepare import checked_tables, prepared_tables, table_options
 from dyad.eval.tasks.prompts import read_probe
 from dyad.evaluation.suite_entry import Inputs, SuiteEntry, SuiteKind
@@ -71,9 +73,11 @@ def _are_texts(sources: Sequence[ShardSource]) -> bool:
 
 
 def _check_probe(entry: SuiteEntry) -> None:
-    """Raise ConfigError as `_parts` does, and for texts where the model takes none."""
+    """Raise ConfigError as `_parts` does, and for texts where the model takes none; a table of images has none."""
     parts, _ = _parts(checked_tables, entry)
-    if not entry.has_texts and _are_texts(parts[0]):
+    options, named = table_options(entry.data), written_sources(read_probe(entry.path)[0]["train"], entry.target)
+    tables = (table for source in named for table in tables_of(source.path, options.columns))
+    if not entry.has_texts and _are_texts(parts[0]) and not any(image_table(table, options) for table in tables):
         raise ConfigError(f"{entry.target}: train names texts (.jsonl), which this model does not take. Name images")
 
 

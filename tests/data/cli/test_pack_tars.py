@@ -110,6 +110,14 @@ def test_captions_in_a_field_of_another_name(
     assert "12 samples in 1 shards" in printed and "'data.captions=[prompt]'" in printed
 
 
+def test_a_damaged_first_json_is_no_matter_of_captions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    members = [("000000.json", b"{"), *(member for member in GOOD if member[0] == "000000.png")]
+    tar = write_tar(tmp_path / "a.tar", members)
+    with pytest.raises(DataError, match="json") as refused:
+        here(monkeypatch, "pack", tar, f"out={tmp_path / 'out'}")
+    assert "captions=" not in str(refused.value)
+
+
 def test_tars_of_images_alone_keep_all_samples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tar = write_tar(tmp_path / "a.tar", [member for member in GOOD if member[0].endswith("png")])
     here(monkeypatch, "pack", tar, f"out={tmp_path / 'out'}")

@@ -54,3 +54,9 @@ def test_globs_of_remote_tables(pattern: str, tmp_path: Path, monkeypatch: pytes
     for name in "ab":
         MemoryFileSystem().pipe(f"/globs/part-{name}.csv", f"anchor,positive\n{name},right\n".encode())
     assert pairs(f"memory://globs/{pattern}") == [("a", "right"), ("b", "right")]
+
+
+def test_a_version_of_a_remote_table_is_no_glob(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    MemoryFileSystem().pipe("/versions/a.csv?versionId=1", b"anchor,positive\na,right\n")
+    assert pairs("memory://versions/a.csv?versionId=1") == [("a", "right")]

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 from helpers.messages import raises
+from helpers.shards import image
 
 from dyad.data.base.errors import ConfigError
 from dyad.data.config import DataConfig, ItemKind
@@ -30,4 +31,9 @@ def test_models_without_features_of_images_or_texts_are_not_probed(tmp_path: Pat
             check(task, ItemKind.pictures)
         check(task, ItemKind.texts)
     check(Task.image_text, ItemKind.pictures)
+    (folder := tmp_path / "folder").mkdir()  # its metadata.jsonl is a table of images
+    (folder / "metadata.jsonl").write_text('{"file_name": "a.png", "mood": "good"}\n')
+    (folder / "a.png").write_bytes(image(0))
+    probe.write_text(json.dumps({"train": str(folder), "test": str(folder), "label": "mood"}))
+    check(Task.views, ItemKind.pictures)
     assert "probe:" not in next(line for line in forms_help().splitlines() if "of language_model" in line)

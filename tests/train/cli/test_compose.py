@@ -236,7 +236,7 @@ def test_a_quoted_tilde_is_the_home_folder(monkeypatch: pytest.MonkeyPatch) -> N
     assert (config.resume.mode, config.init_from) == ("/home/me/old@best", "/home/me/b")
 
 
-@pytest.mark.parametrize("text", ["2024_01_01", "1e3", "1.50", "true", "nan"])
+@pytest.mark.parametrize("text", ["2024_01_01", "1e3", "1.50", "nan"])
 def test_a_text_that_looks_like_a_number_stays_as_it_is_typed(text: str) -> None:
     config = compose_config(
         ["experiment=emoji", f"run.name={text}", f"data.captions=['{text}','null']", "optim.lr=1e-4"]

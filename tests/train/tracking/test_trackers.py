@@ -70,7 +70,7 @@ def test_the_decision_is_one_line(no_key: Path, tmp_path: Path, monkeypatch: pyt
 
 def test_wandb_has_other_names_for_its_modes(no_key: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_API_KEY", "k" * 40)
-    for named, mode in (("dryrun", Wandb.offline), ("run", Wandb.online), ("", Wandb.online)):
+    for named, mode in (("dryrun", Wandb.offline), ("run", Wandb.online), ("shared", Wandb.online), ("", Wandb.online)):
         monkeypatch.setenv("WANDB_MODE", named)
         assert wandb_mode(TrackingConfig()) is mode
     monkeypatch.setenv("WANDB_MODE", "ofline")
