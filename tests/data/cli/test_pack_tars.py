@@ -113,7 +113,7 @@ def test_captions_in_a_field_of_another_name(
 def test_a_damaged_first_json_is_no_matter_of_captions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     members = [("000000.json", b"{"), *(member for member in GOOD if member[0] == "000000.png")]
     tar = write_tar(tmp_path / "a.tar", members)
-    with pytest.raises(DataError, match="json") as refused:
+    with raises(DataError, "json") as refused:
         here(monkeypatch, "pack", tar, f"out={tmp_path / 'out'}")
     assert "captions=" not in str(refused.value)
 
