@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 # format → the extra of pyproject.toml that installs what it needs
-EXTRAS = {"sentence_transformers": "bench", "onnx": "onnx"}
+EXTRAS = {"sentence_transformers": "sentence-transformers", "onnx": "onnx"}
 
 
 ExportFormat = StrEnum(
