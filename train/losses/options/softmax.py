@@ -152,7 +152,7 @@ OBJECTIVES = [
     preset(
         "listwise_ce",
         SoftmaxOptions,
-        "Listwise cross-entropy: every relevant column of a row against the row's whole list.",
+        "Listwise cross-entropy: every relevant column of a row against all columns, or with candidates=list its list.",
         **CROSS_ENTROPY,
     ),
 ]
