@@ -60,7 +60,7 @@ def test_what_is_no_such_file_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float8_e4m3fn, torch.float16])
 def test_numbers_of_few_bits(dtype: torch.dtype, tmp_path: Path) -> None:
-    """NumPy has no bfloat16 and no float8."""
+    """NumPy has no bfloat16 and no float8, unless ml_dtypes, which onnx imports, has been there before."""
     path = tmp_path / "w.safetensors"
     tensors = {"keys": torch.from_numpy(KEYS), "log_q": torch.from_numpy(VALUES).to(dtype)}
     safetensors.torch.save_file(tensors, path)

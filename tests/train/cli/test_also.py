@@ -57,7 +57,7 @@ BOTH = ["task=image_text", "model=cnn", "model.text.kind=transformers", "model.t
     [
         ([*RUN, "objective=simclr"], f"{VIEWS} model.image.frozen=true", "model.image.frozen=true"),
         ([*RUN, "objective=simclr", "model.image.frozen=true"], f"{VIEWS} model=cnn", "model.image.frozen=false"),
-        ([*RUN, "objective=simclr"], f"{VIEWS} model.grad_checkpointing=true", "model.grad_checkpointing=true"),
+        (TEXTS, f"{VIEWS} data.items=texts model.grad_checkpointing=true", "model.grad_checkpointing=true"),
         (TEXTS, f"{VIEWS} data.items=texts model.text.pooling=cls", "model.text.pooling=cls"),
         (TEXTS, f"{VIEWS} data.items=texts model.text.name=other", "model.text.name=other"),
     ],
