@@ -220,8 +220,7 @@ def _with_drawn_items(config: TrainConfig, data: TrainingData, catalogue: Callab
 
 def _labelled(config: TrainConfig, model: Any) -> TrainingData:
     found, data, numbers = open_labelled(config.data.train, config), config.data, ClassNumbers(config.run.classes or [])
-    labels = () if data.rare is None else map(found.label, range(len(found.shards)))
-    is_rare = None if data.rare is None else np.array([label == data.rare for label in labels])
+    is_rare = None if data.rare is None else np.array([found.label(i) == data.rare for i in range(len(found.shards))])
     if found.rows:
         samples = SingleTexts(found.rows, model.tokenize, data, config.seed, numbers, is_rare)
     else:
