@@ -106,4 +106,4 @@ class _Normalized(torch.autograd.Function):
         unit, lengths = ctx.saved_tensors
         with torch.autocast(unit.device.type, enabled=False):
             along = d_lengths * lengths - torch.linalg.vecdot(d_unit, unit)[..., None]
-        return torch.addcmul(d_unit, unit, along) / lengths
+        return torch.addcmul(d_unit, unit, along).div_(lengths)

@@ -85,5 +85,6 @@ class UpstreamGradients:
 
 
 def sum_of_products(x_bD: Tensor, dx_bD: Tensor) -> Tensor:
-    """Return Σ_i <x_i, dx_i> over the rows i of both tensors, 0-d, without a temporary tensor of shape (b, D)."""
-    return sum(((x_bD[rows] * dx_bD[rows]).sum() for rows in slices(len(x_bD))), start=dx_bD.new_zeros(()))
+    """Return Σ_i <x_i, dx_i> over the rows i of both tensors, 0-d, in the dtype of dx_bD, without a tensor (b, D)."""
+    parts = (torch.dot(x_bD[rows].to(dx_bD.dtype).flatten(), dx_bD[rows].flatten()) for rows in slices(len(x_bD)))
+    return sum(parts, start=dx_bD.new_zeros(()))

@@ -101,7 +101,7 @@ class _LogPartition(torch.autograd.Function):
         ctx.bound, ctx.kept = (bound, kept) if sums else (None, None)  # backward sums in the same way as forward
         ctx.layout, ctx.exclusion = layout, exclusion
         ctx.save_for_backward(x_bD, y_MD, *logit_inputs, rows_b, columns_M)
-        return rows_b.clone(), columns_M.clone(), shared  # copies: the caller may change them in place
+        return rows_b, columns_M, shared
 
     @staticmethod
     @first_order_only

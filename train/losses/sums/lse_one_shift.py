@@ -138,12 +138,13 @@ def one_shift_gradients(
     weights of columns and rows. As ∂a_ij/∂scale is the score s_ij, the gradient of the scale is Σ_ij G_ij s_ij = Σ_i
     <x_i, (G y)_i>.
     """
-    u_b = upstream.row_gradient_b * (bound.of_rows - upstream.rows_b).exp()
-    v_M = upstream.column_gradient_M * (bound.of_columns - upstream.columns_M).exp()
+    scale = logits.row_scale
+    u_b = upstream.row_gradient_b * (bound.of_rows - upstream.rows_b).exp() * scale
+    v_M = upstream.column_gradient_M * (bound.of_columns - upstream.columns_M).exp() * scale
     found = None
     if fused := _kernels(tiles, logits):
         kernels, exclusion = fused
-        found = kernels.gradients(tiles.x_bD, tiles.y_MD, logits.row_scale, bound.shift, u_b, v_M, exclusion)
+        found = kernels.gradients(tiles.x_bD, tiles.y_MD, scale, bound.shift, u_b, v_M, exclusion)
     gradients = Gradients(tiles, found)
     d_weights = [None if w is None else torch.zeros_like(w) for w in (logits.row_weights_b, logits.column_weights_M)]
     if found is None:
@@ -152,8 +153,8 @@ def one_shift_gradients(
             for total, part, d in zip(d_weights, (rows, columns), of_tile, strict=True):
                 if total is not None:
                     total[part] += d
-    dscale = sum_of_products(tiles.x_bD, gradients.dx_bD).to(logits.row_scale)
-    return *gradients.scaled(logits.row_scale), dscale, None, *d_weights
+    dscale = sum_of_products(tiles.x_bD, gradients.dx_bD).to(scale) / scale
+    return *gradients.scaled(None), dscale, None, *(None if d is None else d / scale for d in d_weights)
 
 
 def _exponentials(tiles: Tiles, logits: Logits, bound: Bound, kept: list[Block] | None = None) -> Iterator[Block]:

@@ -97,19 +97,17 @@ class _PairSum(torch.autograd.Function):
             ctx.types = (x_bD.dtype, y_MD.dtype)
             dx_bD, dy_MD = gradients.dx_bD, gradients.dy_MD
             d_scale = None if scale is None else sum_of_products(x_bD, dx_bD)
-            if scale is not None:
-                dx_bD.mul_(scale)
-                dy_MD.mul_(scale)
-            ctx.save_for_backward(dx_bD, dy_MD, d_scale, *d_inputs)
+            ctx.save_for_backward(scale, dx_bD, dy_MD, d_scale, *d_inputs)
         return total.to(tiles.dtype)
 
     @staticmethod
     @first_order_only
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        dx_bD, dy_MD, *of_inputs = ctx.saved_tensors
+        scale, dx_bD, dy_MD, *of_inputs = ctx.saved_tensors
         x_type, y_type = ctx.types
         d_inputs = (None if d is None else gradient.to(d) * d for d in of_inputs)
-        return *(None,) * 5, (gradient * dx_bD).to(x_type), (gradient * dy_MD).to(y_type), *d_inputs
+        of_scores = gradient if scale is None else gradient * scale  # dx and dy are gradients in scaled embeddings
+        return *(None,) * 5, (of_scores * dx_bD).to(x_type), (of_scores * dy_MD).to(y_type), *d_inputs
 
 
 @fused

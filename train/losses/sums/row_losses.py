@@ -18,7 +18,7 @@ from torch import Tensor
 
 from dyad.train.losses.sums.functions import first_order_only
 from dyad.train.losses.sums.fused_tiles import row_exponentials
-from dyad.train.losses.sums.tiles import Exclusion, Tiles, add_product, shaped, slices, wide_product
+from dyad.train.losses.sums.tiles import Exclusion, Gradients, Tiles, add_product, shaped, slices, wide_product
 
 Rows = tuple[Tensor, Tensor, Tensor]
 
@@ -68,7 +68,7 @@ class _RowLosses(torch.autograd.Function):
     ) -> Rows:
         tiles, learning, scale = Tiles(x_bD, y_MD, exclusion), any(ctx.needs_input_grad), scale.detach()
         y, lowest = tiles.operand(y_MD), torch.finfo(tiles.dtype).min / 4  # finite: a row without pairs gives no NaN
-        dx_bD, dy_MD = (torch.zeros_like(v, dtype=tiles.dtype) for v in (x_bD, y_MD))
+        gradients = Gradients(tiles)
         d_p_b, d_scale, *d_inputs = (torch.zeros_like(v) for v in (p_b, scale, *inputs))
         total = x_bD.new_zeros((), dtype=torch.float64)
         log_sums_b, means_b = (x_bD.new_empty(len(x_bD), dtype=tiles.dtype) for _ in range(2))
@@ -86,8 +86,8 @@ class _RowLosses(torch.autograd.Function):
                 sums = e.sum(1)
             own = scale * p_b[strip]
             log_sums_b[strip] = (top - own + sums.log()).masked_fill_(top <= lowest / 2, -math.inf)  # none is left
-            weighted = wide_product(e, y, dx_bD[strip]).div_(sums[:, None])  # the mean column under the softmax
-            means_b[strip] = torch.linalg.vecdot(x, weighted) - own
+            weighted = wide_product(e, y, gradients.dx_bD[strip])  # the mean column under the softmax, times `sums`
+            means_b[strip] = torch.linalg.vecdot(x, weighted) / sums - own
             parts = [strip if i < by_row else ... for i in range(len(inputs))]
             of_strip = (v[part] for v, part in zip(inputs, parts, strict=True))
             with torch.set_grad_enabled(learning):
@@ -100,11 +100,12 @@ class _RowLosses(torch.autograd.Function):
                     d_input[part] += d_leaf
                 d_p_b[strip] = -scale * u
                 d_scale += u @ means_b[strip] / scale
-                weighted.mul_((u * scale)[:, None])
-                add_product(dy_MD, e.T, x.mul_((u / sums)[:, None]).to(e.dtype))
+                weighted.mul_((u * scale / sums)[:, None])
+                left = x.mul_((u / sums)[:, None]).to(e.dtype)
+                add_product(gradients.dy_MD, e.T, left, write=strip.start == 0)
         if learning:
             ctx.types = [v.dtype for v in (x_bD, y_MD, p_b, scale, *inputs)]
-            ctx.save_for_backward(dx_bD, dy_MD, d_p_b, d_scale, *d_inputs)
+            ctx.save_for_backward(gradients.dx_bD, gradients.dy_MD, d_p_b, d_scale, *d_inputs)
         ctx.mark_non_differentiable(log_sums_b, means_b)
         return total.to(tiles.dtype), log_sums_b, means_b
 

@@ -152,16 +152,6 @@ class Exclusion:
     known: KnownPairs | None = None
     owners: tuple[Tensor, Tensor] | None = None
 
-    def index(self, rows: slice, columns: slice) -> Tensor | tuple[Tensor, Tensor] | None:
-        """Return an index into the scores of a tile that selects the pairs which the sums leave out.
-
-        The index is a bool mask (r, c) of the tile's r rows and c columns; or (row indices, column indices) in the tile
-        if only the list `dropped` leaves pairs out; or None if no pair of the tile is left out. rows, columns: the
-        slices of the score matrix that the tile covers.
-        """
-        by_list = None if self.keys or self.known or self.owners else self.dropped
-        return by_list.within(rows, columns) if by_list else self.mask(rows, columns)
-
     def mask(self, rows: slice, columns: slice) -> Tensor | None:
         """Return a bool mask (r, c) of a tile of r rows and c columns, True for pairs which the sums leave out.
 
@@ -299,9 +289,15 @@ class Tiles:
 
         rows, columns: the slices of the tile. scores: tensors (r, c) of the tile's r rows and c columns.
         """
-        index = self.exclusion and self.exclusion.index(rows, columns)
-        for s in scores if index is not None else ():
-            s[index] = value
+        if (e := self.exclusion) is None:
+            return
+        alone = None if e.keys or e.known or e.owners else e.dropped
+        if alone and alone.own is not None:  # a diagonal of the tile
+            for s in scores:
+                s.diagonal(alone.own + rows.start - columns.start).fill_(value)
+        elif (index := alone.within(rows, columns) if alone else e.mask(rows, columns)) is not None:
+            for s in scores:
+                s[index] = value
 
     def left_out(self, rows: slice, columns: slice) -> Tensor | None:
         """Return a bool mask (r, c) of a tile, True for pairs that the sums leave out; None: no pair is left out.
