@@ -8,8 +8,9 @@ hosts: after an error, the machines of the ranks that failed, if it was a hardwa
 "checkpoint_seconds": seconds spent writing checkpoints since the start, most of them in the background; and "best": the
 best checkpoint (best_record.py), or null. Of a run that checkpoint.patience has ended before total_steps also
 "evaluations_since_best": how many evaluations in a row were not better. Of a run that began at a checkpoint named by
-resume=, also "resumed_from": that name; a start that names it again goes on with the run. A run that was killed still
-says "running". torchrun turns every exit code into 1, so decide by this file whether to requeue a job. The lock keeps a
+resume=, also "resumed_from": that name; a start that names it again goes on with the run. In a job of SLURM also "job":
+its number, by which launch/slurm.sbatch knows that the job has begun the run. A run that was killed still says
+"running". torchrun turns every exit code into 1, so decide by this file whether to requeue a job. The lock keeps a
 second run out of a folder that is in use.
 """
 
@@ -53,7 +54,8 @@ class RunState:
         self._path = run_dir and run_dir / STATE
         self._step, self._total_steps = step, total_steps
         self._rank, self._hosts, self._writes = rank, hosts, rank == 0
-        self._kept = {} if resumed_from is None else {RESUMED_FROM: resumed_from}
+        kept = {RESUMED_FROM: resumed_from, "job": os.environ.get("SLURM_JOB_ID")}
+        self._kept = {name: value for name, value in kept.items() if value is not None}
 
     def __enter__(self) -> "RunState":
         self.write("running", pid=os.getpid(), host=socket.gethostname())

@@ -39,6 +39,15 @@ def test_the_state_says_how_a_run_stands(tmp_path: Path) -> None:
     assert [p.name for p in tmp_path.iterdir()] == ["run_state.json"]
 
 
+def test_the_state_names_the_job_of_slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with RunState(tmp_path, 0, 10):
+        assert "job" not in state(tmp_path)
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    with RunState(tmp_path, 0, 10) as record:
+        record.write("finished", 10)
+    assert state(tmp_path)["job"] == "7"
+
+
 def test_an_error_leaves_failed_and_its_reason(tmp_path: Path) -> None:
     with pytest.raises(ConfigError), RunState(tmp_path, 0, 10):
         raise ConfigError("no such thing")
