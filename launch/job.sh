@@ -89,6 +89,7 @@ dyad_dry_run() { # sets `dry_run` to 1 if --dry-run is among the arguments, else
     local argument
     dry_run='' arguments=()
     for argument; do
+        # shellcheck disable=SC2034 # the script that sources this reads it
         if [ "$argument" = --dry-run ]; then dry_run=1; else arguments+=("$argument"); fi
     done
 }
