@@ -26,7 +26,8 @@ from dyad.__main__ import COMMANDS
 from dyad.data.cli.main import VERBS
 from dyad.eval.report.curves import DERIVED, HEALTH, TRAINING
 from dyad.eval.report.health_checks import CHECKS
-from dyad.train.cli.compose import as_argument, keys
+from dyad.train.arguments import as_argument
+from dyad.train.cli.compose import keys
 from dyad.train.cli.presets import CONFIG_DIR, groups
 from dyad.train.losses import OBJECTIVES
 from dyad.train.run_folder.folder import read_yaml

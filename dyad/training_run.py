@@ -96,7 +96,10 @@ class TrainingRun:
         size. A run that goes on in its folder keeps its W&B run. tracking: the options of the trackers. Raises
         HardwareError if the disk has no room for a checkpoint, or the folder cannot be written.
         """
-        refuse_full_disk(self.folder, self.components.modules, self.components.step.optimizer)
+        step, samples = self.components.step, self.components.sample_state
+        averaged, per_sample = self.config.optim.ema is not None, samples.nbytes if samples else 0
+        target = step.target.tensors.values()
+        refuse_full_disk(self.folder, self.components.modules, step.optimizer, averaged, target, per_sample)
         with write_errors(self.folder):
             open_run(self.config, self.source.resume)
             if self.restored.batch_changed:

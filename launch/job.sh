@@ -85,6 +85,15 @@ from dyad.train.run_folder.restarts import after_failure
 run(lambda: sys.exit(not after_failure(pathlib.Path(sys.argv[1]), sys.argv[2], requeued=len(sys.argv) > 3)))' "$@"
 }
 
+dyad_dry_run() { # sets `dry_run` to 1 if --dry-run is among the arguments, else to '', and the array `arguments` to the others
+    local argument
+    dry_run='' arguments=()
+    for argument; do
+        # shellcheck disable=SC2034 # the script that sources this reads it
+        if [ "$argument" = --dry-run ]; then dry_run=1; else arguments+=("$argument"); fi
+    done
+}
+
 dyad_going_on() { # sets the array `arguments`: those of a start that goes on: it does not begin again
     local argument
     arguments=()

@@ -10,8 +10,8 @@
 
 export PATH # bash has one of its own when nobody gave it any, and does not pass it on
 
-dyad_python() { # the first interpreter that we support; with DYAD_TORCH the first of all
-    local candidate needs=ensurepip candidates="python3.12 python3.13 python3.11 python3 python"
+dyad_python() { # the first interpreter that we support, those that tests have run on first; with DYAD_TORCH the first of all
+    local candidate needs=ensurepip candidates="python3.11 python3.13 python3.12 python3 python"
     if [ -n "${DYAD_TORCH:-}" ]; then needs=sys candidates="python python3"; fi
     for candidate in ${DYAD_PYTHON:-$candidates}; do
         if "$candidate" -c "import $needs, sys, venv; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 14))" 2>/dev/null; then

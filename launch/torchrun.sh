@@ -36,11 +36,9 @@ trap stop TERM INT HUP USR1
 train() { # prepares, and becomes torchrun's agent
     # shellcheck disable=SC2086 # several words; never none, or `source` would hand on our own arguments
     source launch/setup.sh ${DYAD_EXTRAS:-demo}
-    local dry_run='' rendezvous numa command threads
-    if [ "${1:-}" = --dry-run ]; then
-        dry_run=1
-        shift
-    fi
+    local dry_run arguments rendezvous numa command threads
+    dyad_dry_run "$@"
+    set -- "${arguments[@]}"
 
     if [ -z "${NPROC:-}" ]; then
         NPROC=$(dyad_gpus)

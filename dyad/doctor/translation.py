@@ -9,8 +9,8 @@ from typing import Any
 
 from dyad.data.base.errors import ConfigError
 from dyad.doctor.open_clip_line import Launch
+from dyad.train.arguments import as_argument
 from dyad.train.cli import open_clip_flags as flags
-from dyad.train.cli.compose import as_argument
 
 LITERAL = re.compile(r"[\w./:@+-]+|\[[\w.,+-]*\]")  # texts that need no quotes; numbers among them are numbers
 NUMBER = re.compile(r"[-+]?\d*\.?\d+(?:[eE][-+]?\d+)?")

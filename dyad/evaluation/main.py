@@ -163,6 +163,8 @@ def evaluate(command: EvalCommand, config: "TrainConfig", found: "FoundModel") -
             print_tables(results)
             what = f"step {trained.step} of {trained.run}" if trained else loaded.source
             print(f"{what}. Written: {', '.join(str(p) for paths in written for p in paths)}")
+            if config.also and command.suite is None and command.val is None:
+                print(f"left out: {', '.join(f'also.{name}' for name in config.also)}, evaluated while training alone")
             if trained and folder.resolve() == own.resolve():
                 try_write_report(trained.run, print)
 

@@ -29,12 +29,12 @@ def skip_on_error(baseline: Baseline) -> Iterator[None]:
     """Context manager: suppress a UserError of the block, and print on stderr that `baseline` is left out, and why.
 
     The error is raised again if another process failed (PeerFailure) or if the job must be started again (exit code
-    REQUEUE). If the error has no message, nothing is printed.
+    REQUEUE). If another process prints the error, nothing is printed.
     """
     try:
         yield
     except UserError as error:
         if isinstance(error, PeerFailure) or error.exit_code is ExitCode.REQUEUE:
             raise
-        if str(error):  # only one of several ranks has the message
+        if not error.printed_elsewhere:
             print(f"left out: the baseline {baseline}: {printable(str(error))}", file=sys.stderr)

@@ -73,7 +73,7 @@ def test_every_checkpoint_is_damaged(jobs: Jobs, run: Path) -> None:
 
 def test_a_checkpoint_is_of_another_architecture_or_a_newer_program(jobs: Jobs, run: Path) -> None:
     wider = {**KEYS, "model.image.widths": [8, 8]}
-    refused(jobs.start(1, wider).ends().ended, 2, "model.image.widths: [8, 16] there, [8, 8] now")
+    refused(jobs.start(1, wider).ends().ended, 2, "model.image.widths: [8,16] there, [8,8] now")
     elsewhere = jobs.start(1, {**wider, "run.name": "b", "resume": folder(run, 8)}).ends()
     refused(elsewhere.ended, 2, folder(run, 8))
 

@@ -49,6 +49,7 @@ def test_a_rank_is_stopped(jobs: Jobs) -> None:
     assert outcome.codes == [4, -SIGKILL, 4] and not outcome.orphans
     told_once(outcome, "rank 1 of 3 did not come to ", "step ")
     assert "rank 1 of 3 did not come to" in state(job.run)["error"]
+    assert "failed: PeerFailure: rank 1 of 3 did not come to" in (job.run / "log.txt").read_text().splitlines()[-1]
     assert newest_whole(job.run) >= 5
 
 
@@ -99,6 +100,7 @@ def an_error_of_one_rank_ends_all(job: Job, error: str) -> None:
     assert outcome.out.count("Traceback") == outcome.out.count("ValueError: a bug of one rank") == 1
     assert "error:" not in outcome.out
     assert state(job.run)["error"].endswith(error)
+    assert (job.run / "log.txt").read_text().endswith(f"{error}\n")
     assert newest_whole(job.run) == 5
 
 

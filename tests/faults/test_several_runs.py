@@ -50,7 +50,9 @@ def test_each_loss_is_evaluated_and_the_run_is_used_as_any_other(whole: Path, co
     assert last["eval/views_val/view_R@10"] > 0 and last["eval/groups_val/acc5"] > 0 and "val/image_to_text_R@1" in last
     assert json.loads((whole / "eval/views_val.json").read_text())["metrics"]["num_images"] > 0
     again = commands.run("eval", f"checkpoint={whole}", f"suite=[retrieval:{VAL}]")
-    assert again.code == 0, again.out
+    assert again.code == 0 and "left out" not in again.out, again.out
+    own = commands.run("eval", f"run={whole}")
+    assert own.code == 0 and "left out: also.views, also.groups, evaluated while training alone" in own.out, own.out
     assert "views_val" in (whole / "report.html").read_text()
 
 

@@ -78,7 +78,8 @@ def check_errors_of_one_rank(world: World) -> None:
     for work in (rank_0_only, rank_0_first, from_rank_0):
         with pytest.raises(UserError) as caught:
             work(world, failing)
-        assert caught.value.everywhere and str(caught.value) == ("" if world.rank else "of one rank")
+        assert caught.value.everywhere and str(caught.value) == "of one rank"  # rank 0 records it, whose ever it is
+        assert caught.value.printed_elsewhere is (world.rank > 0)
 
 
 def check_long_work(world: World, seconds: float) -> None:

@@ -79,6 +79,7 @@ def check_visits(dtype: torch.dtype, first: int) -> None:
         whole = state.gathered(torch.device("cpu"))
         same(whole, want_whole if dist.get_rank() == 0 else {}, "whole", index, sizes)
         assert state.samples_seen == want_seen
+        assert state.nbytes == sum(want_whole[name].nbytes for name in INITIAL)
         assert state.share_never_visited == want_whole["log_u"].isnan().sum().item() / N
 
 

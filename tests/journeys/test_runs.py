@@ -115,9 +115,10 @@ def _read(path: Path) -> str:
         return ""
 
 
-def test_torchrun_dry_run_leaves_the_arguments_as_they_are() -> None:
+@pytest.mark.parametrize("place", [0, 1, 3])
+def test_torchrun_dry_run_leaves_the_arguments_as_they_are(place: int) -> None:
     arguments = ["data.train='a b/{00..99}.tar'", 'run.name="$x"', "eval.suite=[a,b]"]
-    out, _ = launch(arguments, "--dry-run").communicate(timeout=120)
+    out, _ = launch([*arguments[:place], "--dry-run", *arguments[place:]]).communicate(timeout=120)
     echoed = subprocess.run(
         ["bash", "-c", f"printf '%s\\n' {out.splitlines()[-1]}"], capture_output=True, text=True
     ).stdout

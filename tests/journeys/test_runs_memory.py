@@ -86,6 +86,6 @@ def test_gamma_follows_the_length_of_the_run_and_an_old_folder_keeps_its_own(
     config = tmp_path / "runs/a/config.yaml"
     config.write_text(config.read_text().replace("gamma: auto", "gamma: null"))  # as before there was gamma=auto
     longer = {**keys, "steps": 26}
-    refused(commands.run(*tiny({**QUIET, **longer})), 2, "objective.gamma: None there, auto now")
+    refused(commands.run(*tiny({**QUIET, **longer})), 2, "objective.gamma: null there, auto now")
     out, found = gammas({**longer, "objective.gamma": "null"})
     assert "going on at step 24" in out and found[24:] == pytest.approx([0.8, 0.8])

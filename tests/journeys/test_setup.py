@@ -66,6 +66,16 @@ def test_scripts_of_the_dependencies_run_the_python_of_the_checkout(
     assert ended.stdout.startswith(f"{checkout}/.venv ") and f"'{checkout}'" in ended.stdout, ended.stderr
 
 
+def test_of_several_pythons_that_of_the_tests_is_taken(tmp_path: Path) -> None:
+    for name in ("python", "python3.11", "python3.12", "python3.13"):
+        (tmp_path / name).write_text(f'#!/bin/sh\ncase "$2" in *executable*) echo {name} ;; esac\n')
+        (tmp_path / name).chmod(0o755)
+    functions = (ROOT / "launch" / "setup.sh").read_text().partition("\ndyad_root=")[0]
+    command = ["/bin/bash", "-c", f"{functions}\ndyad_python"]
+    chosen = subprocess.run(command, env={"PATH": str(tmp_path)}, capture_output=True, text=True, check=True)
+    assert chosen.stdout == "python3.11\n"
+
+
 def test_the_caller_stays_in_its_folder(checkout: Path, tmp_path: Path) -> None:
     """And has the environment all the same. Each script goes to the root of the repository itself."""
     shared = tmp_path / "shared"

@@ -49,11 +49,13 @@ def stubs(folder: Path, **scripts: str) -> str:
 
 
 def test_dry_run_in_a_job_that_was_queued_again(tmp_path: Path) -> None:
-    """It goes on where there is a checkpoint, however the first start began."""
-    (tmp_path / "a  b" / "checkpoints" / "step_00000007").mkdir(parents=True)
+    """It goes on with the run that it has begun, however the first start began; --dry-run may stand anywhere."""
+    (tmp_path / "a  b").mkdir()
+    state = tmp_path / "a  b" / "run_state.json"
+    state.write_text(json.dumps({"status": "running", "job": ALLOCATED["SLURM_JOB_ID"]}, indent=1))
     arguments = ["experiment=emoji", f"run.dir={tmp_path}", "run.name=a  b", "eval.suite=[]"]
     arguments.append("tracking.project='{1,2} $HOME * \"x\" y::z'")
-    planned = sbatch("--dry-run", "resume=never", *arguments, **ALLOCATED, SLURM_RESTART_COUNT="1")
+    planned = sbatch("resume=never", *arguments, "--dry-run", **ALLOCATED, SLURM_RESTART_COUNT="1")
     assert planned.returncode == 0, planned.stderr
     folder, job, node = [line for line in planned.stdout.splitlines() if not line.endswith(":")]
     assert folder == f"run folder: {tmp_path}/a  b"
@@ -66,6 +68,20 @@ def test_dry_run_in_a_job_that_was_queued_again(tmp_path: Path) -> None:
     assert words[:3] == ["python", "-m", "torch.distributed.run"]
     assert words[-8:] == ["python", "-m", "train", *arguments]
     assert {"--nnodes=3", "--node-rank=0", "--rdzv-endpoint=gpu-a007:13456", "--nproc-per-node=8"} <= set(words)
+
+
+@pytest.mark.parametrize("job", ["4123455", None])
+def test_a_job_that_was_queued_again_before_it_began_does_not_go_on_with_the_run_of_another(
+    tmp_path: Path, job: str | None
+) -> None:
+    """The run that resume=never puts aside is still there, or only its folder is."""
+    (tmp_path / "a" / "checkpoints" / "step_00000007").mkdir(parents=True)
+    (tmp_path / "a" / "config.yaml").write_text("seed: 1\n")  # it could not go on
+    (tmp_path / "a" / "run_state.json").write_text(json.dumps({"status": "finished", "step": 7, "job": job}))
+    arguments = ["experiment=emoji", f"run.dir={tmp_path}", "run.name=a", "resume=never"]
+    planned = sbatch("--dry-run", *arguments, **ALLOCATED, SLURM_RESTART_COUNT="1")
+    assert planned.returncode == 0, planned.stderr
+    assert planned.stdout.count("resume=never") == 2, planned.stdout
 
 
 def test_dry_run_where_there_is_no_job() -> None:

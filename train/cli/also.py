@@ -11,8 +11,9 @@ from dataclasses import replace
 
 from dyad.data.base.errors import ConfigError, raise_broken
 from dyad.data.config import Mode
+from dyad.train.arguments import as_argument
 from dyad.train.checkpoint_config import CheckpointConfig
-from dyad.train.cli.compose import as_argument, compose_config, words_for
+from dyad.train.cli.compose import compose_config, words_for
 from dyad.train.cli.unread_keys import refuse_unread
 from dyad.train.config import TargetConfig, Task, TrainConfig
 from dyad.train.run_folder.folder import all_keys

@@ -101,12 +101,15 @@ def expand_short_keys(arguments: Iterable[str]) -> list[str]:
 def parse_argument(word: str) -> Override:
     """Parse one argument, such as key=value or ~key, with Hydra, and return Hydra's Override.
 
-    If Hydra cannot, raises ConfigError that shows how to quote the value.
+    If Hydra cannot, raises ConfigError that shows how to quote the value, or that names the key of a number that is too
+    long.
     """
+    key, _, value = word.partition("=")
     try:
         return OverridesParser.create().parse_override(word)
+    except ValueError as error:  # of int()
+        raise ConfigError(f"{key:.80}: has a number of more than 4,300 digits. Python reads no longer ones") from error
     except HydraException as error:
-        key, _, value = word.partition("=")
         quoted = value.strip("'\"")
         fixed = shlex.quote(f'{key}="{quoted}"')
         raise ConfigError(f"{key.lstrip('+~')}: cannot read {value!r} unquoted. Write:  {fixed}") from error

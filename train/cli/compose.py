@@ -16,13 +16,13 @@ from typing import Any
 from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
-from hydra.core.override_parser.types import Quote, QuotedString
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from dyad.data.base.errors import ConfigError, nearest
 from dyad.data.base.limits import MOST, check_limits
+from dyad.train.arguments import as_argument
 from dyad.train.cli.command_line import expand_short_keys, parse_argument
 from dyad.train.cli.presets import (
     CONFIG_DIR,
@@ -50,8 +50,6 @@ OPEN_SECTIONS = ("optim.options.", "data.augment_y.", "also.")  # mappings with 
 # Keys, also of a source of data.train, whose values may have line breaks and tabs
 WITH_ESCAPES = ("data.question.prefix", "data.passage.prefix", "question_prefix", "passage_prefix")
 ESCAPES = {r"\n": "\n", r"\t": "\t", "\\\\": "\\"}  # how these characters are typed: few shells pass a line break on
-# Texts that Hydra's grammar reads literally: no number, no bool, not null
-UNQUOTED = re.compile(r"(?!([+-]?(\.?\d[\d._]*(e[+-]?\d+)?|nan|inf)|true|false|null)$)[\w./:@+-]+", re.ASCII | re.I)
 
 
 @cache
@@ -122,17 +120,6 @@ def _changed_words(config: TrainConfig, composed: TrainConfig) -> list[str]:
     there = {**flat(as_tree(composed)), "experiment": config.experiment}
     changed = {key: value for key, value in flat(as_tree(config)).items() if there.get(key) != value}
     return [f"{key}={as_argument(_change_prefixes(key, value, _escaped))}" for key, value in changed.items()]
-
-
-def as_argument(value: Any) -> str:
-    """Return a value as the text that Hydra parses to it, in quotes where needed: True → true, None → null."""
-    if isinstance(value, list):
-        return f"[{','.join(map(as_argument, value))}]"
-    if isinstance(value, Mapping):
-        return f"{{{','.join(f'{name}:{as_argument(item)}' for name, item in value.items())}}}"
-    text = str(value).lower() if isinstance(value, bool) else "null" if value is None else str(value)
-    is_literal = not isinstance(value, str) or UNQUOTED.fullmatch(text)
-    return text if is_literal else QuotedString(text, Quote.double).with_quotes()
 
 
 def _change_prefixes(key: str, value: Any, change: Callable[[str], str]) -> Any:

@@ -2,7 +2,8 @@
 
 from typing import Any
 
-from dyad.train.cli.compose import as_argument, groups, keys
+from dyad.train.arguments import as_argument
+from dyad.train.cli.compose import groups, keys
 from dyad.train.losses import OBJECTIVES
 
 PURPOSE = """\

@@ -23,7 +23,8 @@ def raise_on_all(world: World, work: Callable[[], T]) -> T:
     """Call work() and return its result on this rank; if it raised a UserError on any rank, raise on all ranks.
 
     Every rank must call it, and communication between ranks inside `work` must be the same on every rank. The lowest
-    rank that failed raises its own error; every other rank raises a UserError without message, with the same exit code.
+    rank that failed raises its own error; every other rank raises a UserError with the same message and exit code, and
+    with printed_elsewhere, as the rank that failed prints it.
     A stop signal (SIGTERM, SIGUSR1, SIGHUP) that a rank received before training began counts as an error of that rank
     (Preempted). Another type of error is raised on its rank alone; the other ranks then wait until `report_failures`
     (failures.py) ends them. Raises DistError, without calling work(), if the process group has failed or was aborted.
@@ -129,9 +130,10 @@ def _agree(world: World, result: T | None, error: UserError | None) -> T:
     while BUSY in (codes := _exchange_codes(world, code)):
         pass
     if failed := [rank for rank, code in enumerate(codes) if code]:
+        reason = gather_objects(str(error or ""), world)[failed[0]]
         if error is None or world.rank != failed[0]:
-            error = UserError()  # without a message: the lowest failed rank prints its own
-            error.exit_code = ExitCode(codes[failed[0]])
+            error = UserError(reason)
+            error.exit_code, error.printed_elsewhere = ExitCode(codes[failed[0]]), True
         error.everywhere = True
         raise error
     return result  # type: ignore[return-value]  # None only where T is

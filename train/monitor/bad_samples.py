@@ -56,7 +56,7 @@ class BadSampleCounter:
     def check(self) -> int:
         """Collect all ranks' bad samples since the last call, and write them to ledger.jsonl; return the run's total.
 
-        Raises DataError on rank 0, and an error without message on the others (see raise_on_all), when
+        Raises DataError on rank 0, and an error that is not printed on the others (see raise_on_all), when
         data.bad_in_a_row samples in a row are bad, or a larger share than data.bad_share of the last WINDOW samples.
         Every rank must call it.
         """

@@ -25,6 +25,7 @@ from dyad.data.base.files import file_inside, open_foreign, write_bytes, write_e
 from dyad.data.base.json_text import read_json
 from dyad.data.base.secrets import public_path, without_secrets
 from dyad.data.config import CaptionPer
+from dyad.train.arguments import as_argument
 from dyad.train.config import Activation, BatchNorm, Precision, TrainConfig
 from dyad.train.run_folder.older_runs import ADDED, UNNAMED, UNRECORDED, in_first_terms, in_present_terms
 
@@ -95,19 +96,17 @@ def by_section(keys: Mapping[str, Any]) -> dict[str, str]:
     found: dict[str, list[str]] = {}
     for key, value in keys.items():
         section, dot, _ = key.partition(".")
-        shown = f"{key.removeprefix(f'{section}.')}={_public(value)}"
+        shown = f"{key.removeprefix(f'{section}.')}={as_argument(_public(value))}"
         found.setdefault(section if dot else "training", []).append(shown)
     return {section: ", ".join(values) for section, values in found.items()}
 
 
 def _public(value: Any) -> Any:
-    """Return a configuration value for display: None as "null"; texts, also in lists and mappings, by `public_path`."""
+    """Return a configuration value for display: texts, also those in lists and mappings, by `public_path`."""
     if isinstance(value, list):
         return [_public(item) for item in value]
     if isinstance(value, Mapping):
         return {name: _public(item) for name, item in value.items()}
-    if value is None:
-        return "null"
     return "::".join(map(public_path, value.split("::"))) if isinstance(value, str) else value
 
 
@@ -198,7 +197,8 @@ def check_run(config: TrainConfig) -> None:
     changed = [k for k in {*old, *new} - free if not k.startswith(NOT_MATHS) and old.get(k) != new.get(k)]
     changed.sort(key=lambda key: (not key.endswith("name"), key))  # another objective has other options, too
     if changed:
-        shown = "\n".join(f"  {k}: {old.get(k)} there, {new.get(k)} now" for k in changed[:3])
+        values = ((k, as_argument(old.get(k)), as_argument(new.get(k))) for k in changed[:3])
+        shown = "\n".join(f"  {key}: {there} there, {now} now" for key, there, now in values)
         more = f" (and {len(changed) - 3} more)" if len(changed) > 3 else ""
         allowing = f"\nrun.name=NEW resume={folder} goes on from its newest checkpoint, with the same model"
         if {*changed} <= {*WITH_BATCH}:

@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from dyad.data.base.errors import printable
-from dyad.data.base.files import LineFile, read_lines, write_bytes
+from dyad.data.base.files import read_lines, write_bytes
 from dyad.train.config import DistConfig
 from dyad.train.run_folder.folder import recorded_state, saved_config, steps
+from dyad.train.run_folder.run_state import append_to_log
 
 RESTARTS = "restarts.jsonl"
 UNKNOWN = "killed, or its machine is gone: no rank has written a reason"
@@ -53,11 +54,9 @@ def after_failure(folder: Path, job: str, requeued: bool = False) -> bool:
         line = f"no restart: dist.restarts={limit}"
     else:
         line = f"no restart: no new checkpoint since step {first:,}"
-    log = LineFile(folder / "log.txt", print)
-    for text in map(printable, (line, *_repeated(entry["hosts"], [entry for _, entry in earlier]))):
-        print(text)
-        log.write(f"{datetime.now():%Y-%m-%d,%H:%M:%S} | INFO | {text}")
-    log.close()
+    text = printable("\n".join((line, *_repeated(entry["hosts"], [entry for _, entry in earlier]))))
+    print(text)
+    append_to_log(folder, text)
     return again
 
 

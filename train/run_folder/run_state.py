@@ -1,4 +1,4 @@
-"""run_state.json, the status of a run for launch scripts and schedulers; and the lock of a run folder.
+"""run_state.json, the status of a run for launch scripts and schedulers; log.txt; and the lock of a run folder.
 
 {"format": 1, "status": "running" | "preempted" | "finished" | "failed", "step": …, "total_steps": …, "time": …,
 "error": …, "hosts": […]}
@@ -8,8 +8,9 @@ hosts: after an error, the machines of the ranks that failed, if it was a hardwa
 "checkpoint_seconds": seconds spent writing checkpoints since the start, most of them in the background; and "best": the
 best checkpoint (best_record.py), or null. Of a run that checkpoint.patience has ended before total_steps also
 "evaluations_since_best": how many evaluations in a row were not better. Of a run that began at a checkpoint named by
-resume=, also "resumed_from": that name; a start that names it again goes on with the run. A run that was killed still
-says "running". torchrun turns every exit code into 1, so decide by this file whether to requeue a job. The lock keeps a
+resume=, also "resumed_from": that name; a start that names it again goes on with the run. In a job of SLURM also "job":
+its number, by which launch/slurm.sbatch knows that the job has begun the run. A run that was killed still says
+"running". torchrun turns every exit code into 1, so decide by this file whether to requeue a job. The lock keeps a
 second run out of a folder that is in use.
 """
 
@@ -21,23 +22,24 @@ from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
 
-from dyad.data.base.errors import ConfigError, HardwareError
+from dyad.data.base.errors import ConfigError, HardwareError, printable
 from dyad.data.base.files import write_errors, write_json
 from dyad.data.base.secrets import without_secrets
 from dyad.train.run_folder.best_record import Best
 from dyad.train.run_folder.folder import FORMAT, RESUMED_FROM, STATE
 
-LOCK = ".lock"
+LOCK, LOG = ".lock", "log.txt"
 
 
 class RunState:
     """Writes run_state.json, the status of a run, on rank 0; if rank 0 is lost, on the rank that prints the error.
 
     As a context manager it writes "running" on entry, and "failed" with the error when the block raises; the error is
-    not suppressed. The block itself must write any other end ("finished" or "preempted") with `write`. Every rank may
-    use it. run_dir: the run folder; None: nothing is written. step: finished optimiser steps at the start. total_steps:
-    those of the whole run. rank: that of this process. hosts: the machine of each rank. resumed_from: the checkpoint
-    that resume= named when the run began there, which is written with every status; None: the entry is left out.
+    appended to log.txt too, and is not suppressed. The block itself must write any other end ("finished" or
+    "preempted") with `write`. Every rank may use it. run_dir: the run folder; None: nothing is written. step: finished
+    optimiser steps at the start. total_steps: those of the whole run. rank: that of this process. hosts: the machine of
+    each rank. resumed_from: the checkpoint that resume= named when the run began there, which is written with every
+    status; None: the entry is left out.
     """
 
     def __init__(
@@ -52,7 +54,8 @@ class RunState:
         self._path = run_dir and run_dir / STATE
         self._step, self._total_steps = step, total_steps
         self._rank, self._hosts, self._writes = rank, hosts, rank == 0
-        self._kept = {} if resumed_from is None else {RESUMED_FROM: resumed_from}
+        kept = {RESUMED_FROM: resumed_from, "job": os.environ.get("SLURM_JOB_ID")}
+        self._kept = {name: value for name, value in kept.items() if value is not None}
 
     def __enter__(self) -> "RunState":
         self.write("running", pid=os.getpid(), host=socket.gethostname())
@@ -66,8 +69,11 @@ class RunState:
             failed = [self._rank] if error.ranks is None else error.ranks
             self._writes |= 0 in failed and not error.printed_elsewhere
         hosts = sorted({self._hosts[rank] for rank in failed if rank < len(self._hosts)})
+        reason = f"{type(error).__name__}: {error}"
         with suppress(HardwareError):  # the first error is the one to report
-            self.write("failed", error=f"{type(error).__name__}: {error}", hosts=hosts)
+            self.write("failed", error=reason, hosts=hosts)
+        if self._path and self._writes:
+            append_to_log(self._path.parent, f"failed: {reason}")
 
     def write(self, status: str, step: int | None = None, **entries: str | float | list[str] | Best | None) -> None:
         """Replace run_state.json by one with this status ("running", "preempted", "finished" or "failed").
@@ -82,6 +88,17 @@ class RunState:
             state = {"status": status, "step": self._step, "total_steps": self._total_steps, "time": now}
             with write_errors(self._path):
                 write_json(self._path, {"format": FORMAT, **state, **self._kept, **without_secrets(entries)})
+
+
+def append_to_log(run_dir: Path, text: str) -> None:
+    """Append the lines of `text` to log.txt of a run folder, in the form that the run writes; ignore an OSError."""
+    with suppress(OSError), (run_dir / LOG).open("a") as file:
+        file.writelines(f"{stamped(line)}\n" for line in printable(text).splitlines())
+
+
+def stamped(line: str) -> str:
+    """Return a line of log.txt: `line` with the time in front, in open_clip's format."""
+    return f"{datetime.now():%Y-%m-%d,%H:%M:%S} | INFO | {line}"
 
 
 @contextmanager

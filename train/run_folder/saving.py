@@ -13,7 +13,7 @@ background save prints one line and the run goes on to the next one; `save` rais
 
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
@@ -111,15 +111,24 @@ class CheckpointWriter(AbstractContextManager["CheckpointWriter"]):
             self._log(f"{error}. The run goes on; the next is due at step {self._schedule.next_save(state.step)}")
 
 
-def refuse_full_disk(run_dir: Path, modules: Mapping[str, nn.Module], optimizer: Optimizer) -> None:
+def refuse_full_disk(
+    run_dir: Path,
+    modules: Mapping[str, nn.Module],
+    optimizer: Optimizer,
+    is_averaged: bool,
+    target: Iterable[Tensor],
+    sample_bytes: int,
+) -> None:
     """Raise HardwareError if the disk of a run folder has no room for the first checkpoint.
 
-    The size of a checkpoint is taken as that of the weights, plus with AdamW two moments of each trained weight; a
-    moving average, a target network and per-sample state are not counted. modules: prefix of weight names → module.
+    A checkpoint has the weights, of each trained weight a moving average (if is_averaged) and AdamW's two moments, the
+    weights of the target network, and sample_bytes of per-sample state. The state of another optimiser is not counted,
+    as it is made in the first step. modules: prefix of weight names → module.
     """
-    weights = named_tensors(modules).values()
-    trained = [p for group in optimizer.param_groups for p in group["params"]] if isinstance(optimizer, AdamW) else []
-    needed = sum(t.numel() * t.element_size() for t in (*weights, *trained, *trained))
+    trained = [p for group in optimizer.param_groups for p in group["params"]]
+    copies = 2 * isinstance(optimizer, AdamW) + is_averaged
+    tensors = (*named_tensors(modules).values(), *trained * copies, *target)
+    needed = sample_bytes + sum(t.numel() * t.element_size() for t in tensors)
     if (free := free_bytes(run_dir)) < needed:
         raise HardwareError(
             f"{run_dir}: no room for a checkpoint: it needs {needed:,} bytes, {free:,} are free. Make room, or set "

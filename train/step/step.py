@@ -6,6 +6,7 @@ Here are also the clipping of the gradient, the steps that are skipped, and the 
 import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from itertools import islice
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from dyad.data.batch import Batch
 from dyad.train.config import Precision
 from dyad.train.distributed.data_parallel import average_now, no_gradient_sync, wrap_towers_of_terms
 from dyad.train.distributed.devices import chosen_precision
-from dyad.train.distributed.sharded_tensors import split_sharded, total_norm
+from dyad.train.distributed.sharded_tensors import local, split_sharded, total_norm
 from dyad.train.distributed.world import all_reduce_sum
 from dyad.train.losses.sums.conditions import Sizes
 from dyad.train.monitor.loss_spikes import LossSpikes
@@ -61,6 +62,7 @@ class TrainStep:
         self.optimizer = build_optimizer(named, config.optim, scales)
         # one rank has no others to be compared with: events of a GPU would never be read
         self.local_timer = LocalTimer(world.device if world.size > 1 else torch.device("cpu"))
+        self._names = {parameter: name for name, parameter in named}  # of a shared one, that of the first loss
         self._parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
         self.average = WeightAverage(self._parameters, config.optim.ema)
         pairs_of_terms, self._parallel = wrap_towers_of_terms([term.towers for term in terms], config.compile, world)
@@ -119,7 +121,7 @@ class TrainStep:
         if self.skip_reason:
             on_skip(batch, step + 1, self.skip_reason, scalars)
         if self._skipped_in_a_row >= self._config.optim.max_skipped:
-            raise UserError(f"step {step + 1}: {self._skip_message(scalars['loss'])}")
+            raise UserError(f"step {step + 1}: {self._skip_message(scalars)}")
         self.stage = f"after step {step + 1}"
         return self.scalars
 
@@ -237,12 +239,21 @@ class TrainStep:
         for term in reversed(self.terms):  # so that state which two terms share is as it was before the first of them
             term.undo()
 
-    def _skip_message(self, loss: float) -> str:
-        optim = self._config.optim
+    def _skip_message(self, scalars: Mapping[str, float]) -> str:
+        """Return the message of the error that ends the run: what the last steps were skipped for, and what to do.
+
+        scalars: those of the last step. Losses that are not finite are named, and up to three weights whose gradients
+        are not finite, of sharded weights in this rank's rows.
+        """
+        optim, loss = self._config.optim, scalars["loss"]
         in_a_row = f"in {optim.max_skipped} steps in a row (optim.max_skipped); the weights are those of before"
         if self.skip_reason == "nonfinite":
+            losses = [n for n, value in scalars.items() if n.rpartition("/")[2] == "loss" and not math.isfinite(value)]
+            grads = ((p, local(p.grad)) for p in self._parameters if p.grad is not None)
+            weights = islice((self._names[p] for p, grad in grads if not grad.isfinite().all()), 3)
+            found = ", ".join([*losses, *(f"{name}.grad" for name in weights)])
             way_out = "Lower optim.lr, set optim.clip_norm=1, or use precision=bf16 or fp32"
-            return f"no finite loss and gradient {in_a_row}. {way_out}"
+            return f"no finite loss and gradient {in_a_row}. Not finite: {found}. {way_out}"
         return (
             f"the loss, now {loss:.4g}, was far above the usual {self._spikes.mean:.4g} (optim.spike={optim.spike:g}) "
             f"{in_a_row}. Go back to an earlier checkpoint with a lower optim.lr, or raise optim.spike"

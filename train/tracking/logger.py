@@ -13,6 +13,7 @@ from typing import Any
 from dyad.data.base.errors import printable
 from dyad.data.base.files import LineFile, read_lines, whole_file
 from dyad.train.config import TrackingConfig, Wandb
+from dyad.train.run_folder.run_state import LOG
 from dyad.train.run_schedule import RunSchedule
 from dyad.train.tracking.background import BackgroundTracker, TrackedRun
 from dyad.train.tracking.panel_types import Panels
@@ -106,7 +107,7 @@ def build_logger(
     """
     path = folder / "metrics.jsonl"
     console = build_console(schedule)
-    text = [LogFile(folder / "log.txt", Lines(schedule), console.print), console]
+    text = [LogFile(folder / LOG, Lines(schedule), console.print), console]
 
     log = Logger(text).print
     taken_back = drop_after(path, schedule.first_step, log, schedule.evaluation_owed)

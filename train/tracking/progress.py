@@ -7,11 +7,12 @@ import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from datetime import datetime, timedelta
+from datetime import timedelta
 from pathlib import Path
 
 from dyad.data.base.files import LineFile
 from dyad.data.base.progress import on_terminal, progress_bar
+from dyad.train.run_folder.run_state import stamped
 from dyad.train.run_schedule import RunSchedule
 from dyad.train.tracking.panel_types import Panels
 
@@ -133,7 +134,7 @@ class LogFile(TextSink):
 
     def print(self, line: str) -> None:
         for part in line.splitlines():
-            self._file.write(f"{datetime.now():%Y-%m-%d,%H:%M:%S} | INFO | {part}")
+            self._file.write(stamped(part))
 
     def close(self, failed: bool) -> None:
         self._file.close()

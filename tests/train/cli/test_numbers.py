@@ -96,3 +96,9 @@ def test_weights_of_sources(weight: str) -> None:
         parse_sources(f"a.tar@{weight}", "data.train")
     with raises(ConfigError, "data.train", f"{float(weight):g}"):
         parse_sources([{"path": "a.tar", "weight": float(weight)}], "data.train")
+
+
+@pytest.mark.parametrize("value", ["{}", "[1,{}]", "{{a:{}}}", "1,{}", "range(1,{})"])
+def test_a_number_that_python_does_not_read_is_one_line(value: str) -> None:
+    with raises(ConfigError, "optim.lr"):
+        compose_config(["data.train=x", "steps=1", f"optim.lr={value.format('9' * 5000)}"])

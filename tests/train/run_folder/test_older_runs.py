@@ -76,6 +76,6 @@ def test_texts_of_an_older_run_of_a_decoder_have_no_end_token(tmp_path: Path) ->
     del tree["model"]["text"]["end_token"]
     OmegaConf.save(tree, run / CONFIG)
     assert read_config(run).model.text.end_token is False
-    with raises(ConfigError, run, "model.text.end_token: False", True):
+    with raises(ConfigError, run, "model.text.end_token: false", "true"):
         check_run(compose_config(words))
     check_run(compose_config([*words, "model.text.end_token=false"]))

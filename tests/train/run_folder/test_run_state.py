@@ -39,11 +39,21 @@ def test_the_state_says_how_a_run_stands(tmp_path: Path) -> None:
     assert [p.name for p in tmp_path.iterdir()] == ["run_state.json"]
 
 
+def test_the_state_names_the_job_of_slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with RunState(tmp_path, 0, 10):
+        assert "job" not in state(tmp_path)
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    with RunState(tmp_path, 0, 10) as record:
+        record.write("finished", 10)
+    assert state(tmp_path)["job"] == "7"
+
+
 def test_an_error_leaves_failed_and_its_reason(tmp_path: Path) -> None:
     with pytest.raises(ConfigError), RunState(tmp_path, 0, 10):
         raise ConfigError("no such thing")
     assert state(tmp_path)["status"] == "failed"
     assert state(tmp_path)["error"] == "ConfigError: no such thing"
+    assert (tmp_path / "log.txt").read_text().endswith(" | INFO | failed: ConfigError: no such thing\n")
 
 
 def test_a_hardware_failure_names_the_machines_and_the_next_rank_writes_for_a_lost_rank_0(tmp_path: Path) -> None:
@@ -56,7 +66,9 @@ def test_a_hardware_failure_names_the_machines_and_the_next_rank_writes_for_a_lo
         assert (tmp_path / "run_state.json").exists() is written
         if written:
             assert state(tmp_path)["hosts"] == ["a", "c"] and state(tmp_path)["status"] == "failed"
+            assert "failed: HardwareError: gone" in (tmp_path / "log.txt").read_text()
             (tmp_path / "run_state.json").unlink()
+            (tmp_path / "log.txt").unlink()
     with pytest.raises(HardwareError), RunState(tmp_path, 3, 10, 0, ["a", "b"]):
         raise HardwareError("out of memory")
     assert state(tmp_path)["hosts"] == ["a"]

@@ -26,7 +26,7 @@ from dyad.train.run_folder.checkpoint import Checkpoint
 from dyad.train.run_folder.checkpoint_parts import FAILED, give_up, parts_folder
 from dyad.train.run_folder.checkpoint_state import CheckpointState, capture
 from dyad.train.run_folder.folder import steps
-from dyad.train.run_folder.saving import CheckpointWriter, write_checkpoint
+from dyad.train.run_folder.saving import CheckpointWriter, refuse_full_disk, write_checkpoint
 from dyad.train.run_schedule import RunSchedule
 from tests.train.run_folder.test_checkpoint import MEMORY, Run, folder, same
 
@@ -244,3 +244,26 @@ def test_lines_that_find_no_room_come_later_and_whole(tmp_path: Path) -> None:
         lines.write("lost")
         lines.close()
     assert path.read_text() == whole and said[-1] == f"{path} lacks its last 1 lines (File too large)"
+
+
+@pytest.mark.parametrize("average", [False, True])
+@pytest.mark.parametrize("target", [False, True])
+def test_a_disk_is_refused_that_has_no_room_for_all_of_a_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, average: bool, target: bool
+) -> None:
+    run = Run(0)
+    run.train(0, 1)
+    weights = {p: p.detach() for group in run.optimizer.param_groups for p in group["params"]}
+    samples = {"log_u": torch.zeros(1000)}
+    copies = weights if average else None, weights if target else None
+    saved = capture(run.modules, run.optimizer, 1, {}, samples, *copies)
+    tensors = [t for part in saved.tensors.values() for name, t in part.items() if not name.endswith("/step")]
+    needed = sum(t.nbytes for t in tensors)  # a moment's count of steps is four bytes
+
+    def check(free: int) -> None:
+        monkeypatch.setattr(saving, "free_bytes", lambda _: free)
+        refuse_full_disk(tmp_path, run.modules, run.optimizer, average, (copies[1] or {}).values(), 4000)
+
+    check(needed)
+    with raises(HardwareError, f"{needed:,}", f"{needed - 1:,}", "run.dir"):
+        check(needed - 1)

@@ -5,8 +5,10 @@ from time import sleep
 import pytest
 import torch
 from helpers.dist import launch
+from helpers.messages import raises
 from helpers.step import batch, towers
 
+from dyad.data.base.errors import UserError
 from dyad.train.config import OptimConfig, TrainConfig
 from dyad.train.distributed.world import World
 from dyad.train.losses import build_objective
@@ -21,7 +23,7 @@ def test_a_step_of_two_losses_has_the_gradient_of_their_sum(world_size: int) -> 
 
 def test_a_loss_that_is_not_finite_skips_the_step_for_all() -> None:
     model, world = towers(normed=True), World()
-    config = TrainConfig(seed=1, global_batch_size=8, optim=OptimConfig(lr=1e-2))
+    config = TrainConfig(seed=1, global_batch_size=8, optim=OptimConfig(lr=1e-2, max_skipped=2))
     term = LossTerm(model, build_objective("spectral").double(), config, 100, world, name="more")
     step = TrainStep([LossTerm(model, build_objective("clip").double(), config, 100, world), term])
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
@@ -30,6 +32,9 @@ def test_a_loss_that_is_not_finite_skips_the_step_for_all() -> None:
     own.auxiliary = (auxiliary,)
     assert step(own, 0)["skipped"] == 1 and step.skip_reason == "nonfinite"
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+    with raises(UserError, "step 2", "Not finite: loss, more/loss, towers.x_tower.layers.0.weight.grad") as caught:
+        step(own, 1)
+    assert caught.value.args[0].count(".grad") == 3 and "image_text/loss" not in str(caught.value)
 
 
 def test_the_own_time_of_a_step_ends_where_its_first_loss_waits() -> None:

@@ -103,6 +103,11 @@ class SampleState:
         """The share of all samples that have no stored state yet, from 0 to 1: 0-d float64, on the table's device."""
         return self._never_visited.double() / self.num_samples
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the state of all n samples in a checkpoint, without its counters."""
+        return self.num_samples * len(self.names) * (4 if self._table is None else self._table.element_size())
+
     def read(
         self,
         sample_ids_b: Tensor | None,
