@@ -235,4 +235,6 @@ def _expected_batch(config: TrainConfig, objective: ObjectiveOptions, listed: bo
         is_sequence and data.items is not ItemKind.frames
     )
     graded = data.relevance is not None and config.task in (Task.image_text, Task.question_passage)
-    return ExpectedBatch(config.global_batch_size, further, listed, classes, inputs, has_catalogue, graded, further_x)
+    steps = data.sequence.length if is_sequence and inputs == "pairs" else 1  # each step of a sequence is a pair
+    pairs = config.global_batch_size * steps
+    return ExpectedBatch(pairs, further, listed, classes, inputs, has_catalogue, graded, further_x)

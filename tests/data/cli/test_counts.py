@@ -86,6 +86,6 @@ def test_what_was_recognised_is_said(tmp_path: Path, words: list[str], named: li
     (tmp_path / "p.csv").write_text("file_name,caption\n0.png,one\n")
     (tmp_path / "0.png").write_bytes(image(0))
     (tmp_path / "x.tar.gz").write_bytes(b"\x1f\x8b")
-    common = ["model.name=ViT-B-32", "steps=1", "global_batch_size=1", "tracking=local"]
+    common = ["model.name=ViT-B-32", "steps=1", "global_batch_size=2", "tracking=local"]
     with raises(ConfigError, *named):
         check_config(compose_config([*common, *(word.format(tmp_path) for word in words)]))

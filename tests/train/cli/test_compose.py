@@ -227,6 +227,30 @@ def test_ids_and_frames_are_of_sequences_alone(task: str) -> None:
         validate(compose_config([f"task={task}", "data.items=ids", "data.train=x.jsonl", "steps=1"]), 1)
 
 
+PASSAGES = ["task=question_passage", "model=minilm", "data=question_passage"]
+TRAINS_WITH_ONE = [
+    [*PASSAGES, "objective=dpr", "data.negatives.per_row=1"],
+    ["task=labelled", "model=small_cnn", "objective=cross_entropy"],
+    ["task=sequence", "data=log", "model=next_item", "objective=gcl"],
+    ["objective=nce", "objective.noise=unigram"],
+    [*PASSAGES, "objective=cosine_mse", "data.teacher=score", "data.passage.positives=one"],
+]
+
+
+@pytest.mark.parametrize("words", TRAINS_WITH_ONE, ids=" ".join)
+def test_a_batch_of_one_pair_trains_where_it_is_compared_with_more(words: list[str]) -> None:
+    validate(compose_config([*words, "data.train=x", "steps=1", "global_batch_size=1"]), world_size=1)
+
+
+@pytest.mark.parametrize("name", ["clip", "simclr", "siglip", "sogclr", "coce", "spectral", "cpc", "cosent"])
+def test_a_batch_of_one_pair_alone_is_refused(name: str) -> None:
+    words = {"cpc": ["task=sequence", "data=log", "model=next_item"], "cosent": [*PASSAGES, "data.teacher=score"]}
+    typed = [*words.get(name, []), f"objective={name}", "data.train=x", "steps=1"]
+    with raises(ConfigError, f"objective={name}", "global_batch_size=1"):
+        validate(compose_config([*typed, "global_batch_size=1"]), world_size=1)
+    validate(compose_config([*typed, "global_batch_size=2"]), world_size=1)
+
+
 def test_a_quoted_tilde_is_the_home_folder(monkeypatch: pytest.MonkeyPatch) -> None:
     """No shell expands it; the answer to one without quotes asks for them."""
     monkeypatch.setenv("HOME", "/home/me")

@@ -1,6 +1,8 @@
 """train.losses as a stranger uses it: building, refusals, the temperature, a plain loop, any number of ranks."""
 
 import math
+from collections.abc import Callable
+from dataclasses import fields
 from typing import Any
 
 import pytest
@@ -8,6 +10,7 @@ import torch
 from helpers.dist import in_ways, launch
 from helpers.messages import raises
 from jobs.dist_losses import OTHERS, needed_options
+from torch import Tensor
 
 from dyad.data.base.errors import ConfigError
 from dyad.train.losses import OBJECTIVES, build_objective
@@ -140,6 +143,35 @@ def test_a_plain_loop_learns(name: str) -> None:
         losses.append(float(loss.detach()))
     assert math.isfinite(losses[-1])
     assert before < 0.2 and accuracy() > 0.5
+
+
+FIXED = {"learnable": False, "min_temperature": 1e-4, "max_temperature": 1e3}
+EDGES: list[tuple[str, Callable[[Tensor], Tensor], dict[str, Any]]] = [
+    ("one embedding is 0", lambda e: e * torch.tensor([[0.0], [1.0]]), {}),
+    ("all are 0", torch.zeros_like, {}),
+    ("all are equal", torch.ones_like, {}),
+    ("all are large", lambda e: 1e4 * e, {}),
+    ("τ is small", lambda e: e, {**FIXED, "temperature": 1e-4}),
+    ("τ is large", lambda e: e, {**FIXED, "temperature": 1e3}),
+]
+
+
+@pytest.mark.parametrize("name", [name for name, options in OBJECTIVES.items() if options.inputs == "pairs"])
+def test_two_pairs_have_a_finite_loss_at_the_edges(name: str) -> None:
+    known = {field.name for field in fields(OBJECTIVES[name])}
+    pairs = torch.randn(2, 2, 5, generator=torch.Generator().manual_seed(0))
+    for edge, made, options in EDGES:
+        chosen = needed_options(name) | {key: value for key, value in options.items() if key in known}
+        x, y = (made(e).requires_grad_() for e in pairs)
+        result = build_objective(name, **chosen)(x, y, torch.arange(2))
+        numbers = result.loss, *torch.autograd.grad(result.loss, (x, y)), *result.metrics.values()
+        assert all(value.isfinite().all() for value in numbers), edge
+
+
+@pytest.mark.parametrize("name", ["gcl", "sogclr", "coce"])
+def test_sums_over_negatives_alone_need_two_pairs(name: str) -> None:
+    with raises(ConfigError, f"objective={name}"):
+        build_objective(name, **needed_options(name))(*torch.randn(2, 1, 5), torch.arange(1))
 
 
 @in_ways

@@ -151,7 +151,7 @@ def relations(batch: GatheredBatch, options: PairOptions) -> Relations:
     """
     by_key = bool(batch.compared_keys(options.duplicates))
     if options.candidates is CandidateSet.negatives and len(batch.y_MD) < 2:
-        raise ConfigError("objective.candidates=negatives needs a global batch of 2 pairs or more")
+        raise ConfigError(f"objective={options.name}: compares the pairs of a batch, and it has one. Give 2 or more")
     if options.duplicates is Duplicates.positive and (
         options.positives is not Positives.each or batch.positives.own is None
     ):  # the mean over each of them needs no list: it is computed from sums per key

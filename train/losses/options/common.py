@@ -48,12 +48,12 @@ def number(default: Any, meaning: str, allowed: str, **limits: float) -> Any:
 class ExpectedBatch:
     """Properties of the global batches of a run, which ObjectiveOptions.broken_by compares with an objective.
 
-    pairs: the number of pairs of all processes together, in one batch. further: whether rows have y items beside that
-    of their pair, such as hard negatives. several: whether any of these further y items are positives. classes: whether
-    the columns are classes, not the items of pairs. inputs: the kind of x and y, one of those in ObjectiveOptions.
-    catalogue: whether further y items can be drawn from all y items of the data. relevance: whether positive pairs have
-    a relevance (a weight in (0, 1]). further_x: whether rows have x items beside that of their pair, which are wrong
-    for its y.
+    pairs: the number of pairs of all processes together, in one batch; of sequences of pairs, the most. further:
+    whether rows have y items beside that of their pair, such as hard negatives. several: whether any of these further y
+    items are positives. classes: whether the columns are classes, not the items of pairs. inputs: the kind of x and y,
+    one of those in ObjectiveOptions. catalogue: whether further y items can be drawn from all y items of the data.
+    relevance: whether positive pairs have a relevance (a weight in (0, 1]). further_x: whether rows have x items beside
+    that of their pair, which are wrong for its y.
     """
 
     pairs: int
@@ -66,7 +66,7 @@ class ExpectedBatch:
     further_x: bool = False
     # the ends of error messages about batches
     no_further: ClassVar[str] = "takes pairs only. Set data.negatives.per_row=0 and data.passage.positives=one"
-    none_in_one: ClassVar[str] = "global_batch_size=1 has no negatives. Set it to 2 or more"
+    no_others: ClassVar[str] = "compares the pairs of a batch, and global_batch_size=1 has one. Set it to 2 or more"
     no_lists: ClassVar[str] = (
         "objective.candidates=list: no row has a list of its own. Take task=question_passage with "
         "data.passage.positives=all and data.negatives.per_row, or objective.candidates=all"
@@ -77,10 +77,9 @@ class ExpectedBatch:
         """Whether rows have further y items of their own, such as hard negatives, and columns are not classes."""
         return self.further and not self.classes
 
-    @property
-    def without_negatives(self) -> bool:
-        """Whether the batch has at most one pair and no further y items, so that its row has no negatives."""
-        return self.pairs < 2 and not self.further
+    def has_others(self, directions: Directions) -> bool:
+        """Whether a pair is compared with other pairs or, by sums over y (all directions but y), with further y."""
+        return self.pairs > 1 or (self.further and directions is not Directions.y)
 
 
 @dataclass
@@ -123,6 +122,11 @@ class ObjectiveOptions:
     def by_sample_id(self) -> bool:
         """Whether the objective needs sample ids, for per-sample state or for a `number_file` by sample id."""
         return self.number_file is not None and not self.by_key
+
+    @property
+    def needs_others(self) -> bool:
+        """Whether the loss compares a pair with other items of its batch, without which it teaches nothing useful."""
+        return False
 
     @property
     def draws(self) -> str | None:
@@ -193,6 +197,8 @@ class ObjectiveOptions:
             )
         elif batch.classes and (duplicates := getattr(self, "duplicates", Duplicates.keep)) is not Duplicates.keep:
             yield f"objective.duplicates={duplicates}: no two classes are equal. Leave it out"
+        if self.needs_others and not batch.has_others(getattr(self, "directions", Directions.sum)):
+            yield f"objective={self.name}: {batch.no_others}"
         if batch.relevance and self.no_relevance_because:
             yield self.no_relevance_because
         if batch.further_x and self.no_x_negatives_because:
@@ -259,6 +265,10 @@ class TemperatureOptions(ObjectiveOptions):
         0.01, "a learning τ is clamped to at least this after every step, and at most 1", "above 0 and at most 1"
     )
 
+    @property
+    def needs_others(self) -> bool:
+        return True
+
     def broken_rules(self) -> Iterator[str]:
         if self.learnable and not self.min_temperature <= self.temperature <= 1:
             yield (
@@ -324,8 +334,6 @@ class PairOptions(NestedOptions):
         yield from super().broken_by(batch)
         if self.candidates is CandidateSet.list and not batch.has_lists:
             yield batch.no_lists
-        if self.candidates is CandidateSet.negatives and batch.without_negatives:
-            yield f"objective.candidates=negatives: {batch.none_in_one}"
         if self.positives is Positives.single and batch.several:
             yield (
                 "objective.positives=single with data.passage.positives=all: set objective.positives to each, exclude "

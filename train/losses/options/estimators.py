@@ -90,8 +90,6 @@ class EstimatorOptions(TemperatureOptions):
         yield from super().broken_by(batch)
         if batch.several:
             yield f"objective={self.name}: a sample has one positive. {ONE_POSITIVE}"
-        if batch.without_negatives:
-            yield f"objective={self.name}: {batch.none_in_one}"
 
     @property
     def schedule(self) -> tuple[float, float, float]:

@@ -84,6 +84,10 @@ class NceOptions(LogisticOptions):
         return None if self.noise is Noise.batch else str(self.noise)
 
     @property
+    def needs_others(self) -> bool:
+        return not self.draws
+
+    @property
     def no_relevance_because(self) -> str:
         if self.draws:
             way_out = "Leave data.relevance out, or set objective.noise=batch"
@@ -151,7 +155,7 @@ class BinaryNceOptions(LogisticOptions):
         yield from super().broken_by(batch)
         r = self.negatives_per_positive
         if r is not None and r >= batch.pairs:
-            yield f"objective.negatives_per_positive={r}: must be below global_batch_size={batch.pairs}"
+            yield f"objective.negatives_per_positive={r}: must be below {batch.pairs}, the pairs of a batch"
         if r is not None and batch.further:
             yield f"objective.negatives_per_positive={r}: {batch.no_further}"
 

@@ -116,9 +116,9 @@ class CoceOptions(RobustOptions):
         yield from super().broken_by(batch)
         if self.candidates is CandidateSet.list and not batch.has_lists:
             yield batch.no_lists
-        no_negatives = batch.without_negatives if self.directions is Directions.x else batch.pairs < 2
-        if self.setting is not Setting.semi and no_negatives:
-            yield f"objective.setting={self.setting}: {batch.none_in_one}"
+        one_sided = batch.pairs < 2 and batch.has_others(self.directions) and self.directions is not Directions.x
+        if one_sided and self.setting is not Setting.semi:  # further y are no anchors: no y has another x
+            yield f"objective.directions={self.directions}: {batch.no_others}"
         several = batch.several or self.duplicates is Duplicates.positive
         if self.nu is Nu.state and several and self.pair_loss is not PairLoss.identity:
             yield (

@@ -17,6 +17,10 @@ class SpectralFamilyOptions(ObjectiveOptions):
 
     similarity: Similarity = described(Similarity.dot, SIMILARITY)
 
+    @property
+    def needs_others(self) -> bool:
+        return True  # the loss of one pair has its minimum where the embeddings of all pairs are equal
+
 
 @dataclass
 class SpectralOptions(SpectralFamilyOptions):
@@ -46,6 +50,10 @@ class SpectralAlternatingOptions(SpectralFamilyOptions):
         0.0, "Λ = E[ννᵀ]: share of the old running mean; 0: of this batch alone", "0 or more and below 1"
     )
     width: int | None = described(None, "D of the embeddings, needed for a running mean", least=1, most=1 << 16)
+
+    @property
+    def needs_others(self) -> bool:
+        return not self.lambda_momentum  # a running mean has those of other batches
 
     def broken_rules(self) -> Iterator[str]:
         if self.lambda_momentum > 0 and (self.width is None or self.width < 1):

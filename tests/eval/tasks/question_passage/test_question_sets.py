@@ -274,7 +274,7 @@ def test_training_takes_what_evaluation_takes_as_val(tmp_path: Path) -> None:
     beir, dpr = write_beir(tmp_path / "beir"), write_folder(tmp_path / "dpr")
     for val in (f"{beir}@dev", dpr):
         words = ["task=question_passage", "model=minilm", "data=question_passage", f"data.train={beir}"]
-        words += ["steps=1", "global_batch_size=1"]
+        words += ["steps=1", "global_batch_size=2"]
         check_config(compose_config([*words, "data.question.split=dev", f"data.val={val}", f"run.dir={tmp_path}"]))
 
 
@@ -294,7 +294,7 @@ def test_pairs_with_a_relevance_are_evaluated_as_they_are_trained(tmp_path: Path
     table = tmp_path / "d.csv"
     table.write_text("anchor,positive,score\nq,p,0.5\n")
     train = ["task=question_passage", "model=minilm", "data=question_passage", f"data.train={table}", "steps=1"]
-    check_config(compose_config([*train, "global_batch_size=1", "data.relevance=score", f"data.val={table}"]))
+    check_config(compose_config([*train, "global_batch_size=2", "data.relevance=score", f"data.val={table}"]))
 
 
 MISTAKES = {
