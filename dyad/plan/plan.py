@@ -258,9 +258,9 @@ def first_shard(config: TrainConfig) -> str | None:
     data of BEIR, and for data that cannot be used.
     """
     with suppress(UserError, OSError):
-        if first := next(iter(_weights_of_shards(config)), None):
-            if has_index(first) or (not scheme_of(first) and stat(first).size <= LARGEST_SCAN):
-                return first
+        first = next(iter(_weights_of_shards(config)), None)
+        if first and (has_index(first) or (not scheme_of(first) and stat(first).size <= LARGEST_SCAN)):
+            return first
     return None
 
 
