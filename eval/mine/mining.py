@@ -48,7 +48,8 @@ from dyad.train.distributed.world import World, gather_objects
 
 MINED, SUMMARY = "mined.jsonl", "mined.json"
 FORMAT = 1
-BLOCK = 16_384  # queries searched at a time; item embeddings that do not fit in memory are read once for each block
+SEARCHED_BYTES = 2**30  # queries searched at a time, with their hits; for each search, an index in parts is made anew
+BLOCK = 16_384  # queries whose negatives are chosen at a time
 # the reasons to leave an item out that do not need its text, in their order; "": not left out
 BY_NUMBERS = ("", "rank", "right", "unscored", "unknown", "margin", "max_score")
 
@@ -148,21 +149,17 @@ def mine(
 
     The summary has the numbers of queries (under data.names[0]), of queries "without" negatives, of "negatives" and of
     items "found"; "left_out": reason → number of items; "settings", "search" and "identity". In the file it also has
-    "sha256", that of mined.jsonl. Memory: one block of queries, and about 60 bytes for each query.
+    "sha256", that of mined.jsonl. Memory: SEARCHED_BYTES for queries and hits, and about 60 bytes for each query.
 
     Raises ConfigError for a bad index, DataError for damaged data, HardwareError if the files cannot be written.
     """
     data = source.data
-    order, ends = grouped(data.row_keys)
     index = raise_on_all(world, lambda: Index(source.items_mD, config.index, world=world))
     counts: Counter[str] = Counter()
     with _open_mined(out / MINED, world) as write:
-        for start in range(0, len(ends) - 1, BLOCK):
-            block = [order[begin:end].tolist() for begin, end in pairwise(ends[start : start + BLOCK + 1])]
-            queries_bD = np.asarray(source.queries_nD[[rows[0] for rows in block]], dtype=np.float32)
-            hits = index.search(queries_bD, config.last_rank)
-            own = local_rows(len(block), world.rank, world.size)
-            work = partial(_mine_block, source, config, block[own], queries_bD[own], hits.of(own))
+        for groups, queries_bD, hits in _searched(source, index, config.last_rank):
+            own = local_rows(len(groups), world.rank, world.size)
+            work = partial(_mine_block, source, config, groups[own], queries_bD[own], hits.of(own))
             for lines, part in gather_objects(raise_on_all(world, work), world):
                 rank_0_only(world, partial(write, lines))
                 counts.update(part)
@@ -207,6 +204,24 @@ def grouped(keys_n: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     first_n = first[group_n]
     order = np.argsort(first_n, kind="stable")
     return order, np.flatnonzero(np.diff(first_n[order], prepend=-1, append=len(keys_n)))
+
+
+def _searched(source: MiningInput, index: Index, k: int) -> Iterator[tuple[list[list[int]], np.ndarray, Hits]]:
+    """Search all queries; yield (their row indices, embeddings (b, D), hits, at most k each) of b queries at a time.
+
+    All processes must iterate to the end. One search has as many queries as fit into SEARCHED_BYTES with their hits:
+    each search reads all items, and puts those of an index that has several parts into it again.
+    """
+    order, ends = grouped(source.data.row_keys)
+    count = max(1, SEARCHED_BYTES // (4 * source.queries_nD.shape[1] + 12 * k))  # a hit: score and position
+    for start in range(0, len(ends) - 1, count):
+        borders = ends[start : start + count + 1]
+        queries = np.asarray(source.queries_nD[order[borders[:-1]]], dtype=np.float32)
+        hits = index.search(queries, k)
+        for first in range(0, len(queries), BLOCK):
+            rows = slice(first, first + BLOCK)
+            groups = [order[begin:end].tolist() for begin, end in pairwise(borders[first : first + BLOCK + 1])]
+            yield groups, queries[rows], hits.of(rows)
 
 
 # ---- one block of queries --------------------------------------------------------------------------------------------
