@@ -59,6 +59,7 @@ CORPUS = "corpus.jsonl"  # the passages in the rows of questions, with ids
 REASONS = {
     "rank": "ranked before first_rank",
     "right": "right, or a copy of what is right",
+    "unreadable": "images that cannot be decoded",
     "unscored": "without a score in the file",
     "unknown": "of questions whose right passage is not in the corpus, or has no score: no margin can be kept",
     "margin": "too close to what is right",

@@ -6,6 +6,7 @@ A search with the model gives each query its best items, ranked from 1. Those fr
 candidates. The best `keep` candidates that are not left out are the negatives. A candidate is left out for the first of
 these reasons that holds, and the others keep their ranks:
     right      it is a right item of the query, by its id, meaning or content
+    unreadable it is an image that cannot be decoded
     unscored   a file with scores of another model is given, and the file has no score for it
     unknown    a margin is set, but no right item as above has a score (for example none is among the items)
     margin     its score is above the best score of a right item as above, minus the margin
@@ -25,7 +26,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -51,7 +52,7 @@ FORMAT = 1
 SEARCHED_BYTES = 2**30  # queries searched at a time, with their hits; for each search, an index in parts is made anew
 BLOCK = 16_384  # queries whose negatives are chosen at a time
 # the reasons to leave an item out that do not need its text, in their order; "": not left out
-BY_NUMBERS = ("", "rank", "right", "unscored", "unknown", "margin", "max_score")
+BY_NUMBERS = ("", "rank", "right", "unreadable", "unscored", "unknown", "margin", "max_score")
 
 
 @dataclass(frozen=True)
@@ -72,12 +73,18 @@ class LabelledQuery:
     texts: frozenset[int] = frozenset()
 
 
+def none_unreadable(encode: Encoder, embeddings_nD: np.ndarray) -> Int64s:
+    """Return no index: `Side.unreadable` of inputs that can all be read."""
+    return np.empty(0, np.int64)
+
+
 class Side(NamedTuple):
     """Queries or items as inputs of a tower.
 
     tower: the tower that encodes them. inputs: the queries or items, read on request. ids: (start, stop) → ids of the
     inputs start … stop − 1. fingerprint: digest of their contents. read_as: the options by which they are prepared for
-    the tower, as text.
+    the tower, as text. unreadable: (encoder, embeddings (n, D) of the inputs) → indices of the inputs that cannot be
+    read, whose embeddings mean nothing.
     """
 
     tower: Literal["x", "y"]
@@ -85,6 +92,7 @@ class Side(NamedTuple):
     ids: Ids
     fingerprint: str
     read_as: str
+    unreadable: Callable[[Encoder, np.ndarray], Int64s] = none_unreadable
 
 
 class MiningData(Protocol):
@@ -127,13 +135,15 @@ class MiningInput:
 
     queries_nD: embeddings of the rows of queries, (n, D). items_mD: embeddings of the items, (m, D). Both may be
     memory-mapped. scores: question–passage scores of another model, to which margins and max_score apply; None: they
-    apply to the scores of the search.
+    apply to the scores of the search. unreadable: indices of items that are no negatives and set no margin, as their
+    embeddings mean nothing.
     """
 
     data: MiningData
     queries_nD: np.ndarray
     items_mD: np.ndarray
     scores: PairScores | None = None
+    unreadable: Int64s = field(default_factory=lambda: np.empty(0, np.int64))
 
 
 def mine(
@@ -190,8 +200,9 @@ def embed_all(encode: Encoder, data: MiningData, folder: Path, log: Callable[[st
         identity = identity_of(encode.towers[of.tower], of.fingerprint, of.read_as)
         return encode_corpus(encode, of.tower, of.inputs, folder / name, ids=of.ids, identity=identity, log=log)
 
-    queries_nD, items_mD = map(encoded, data.names, data.sides())
-    return MiningInput(data, queries_nD, items_mD)
+    sides = data.sides()
+    queries_nD, items_mD = map(encoded, data.names, sides)
+    return MiningInput(data, queries_nD, items_mD, unreadable=sides[1].unreadable(encode, items_mD))
 
 
 def grouped(keys_n: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -292,13 +303,15 @@ def _reasons_to_drop(
     source.scores is None.
     """
     right_k = np.isin(keys_k, query.keys) | np.isin(hits.positions, query.positions)
+    unreadable_k = np.isin(hits.positions, source.unreadable)
+    right = np.setdiff1d(query.positions, source.unreadable)
     if source.scores is None:
         scores_k = hits.scores
-        right_scores = source.items_mD[query.positions].astype(np.float32) @ query.query_D
+        right_scores = source.items_mD[right].astype(np.float32) @ query.query_D
     else:
-        names = ([source.data.item(p)[0] for p in some.tolist()] for some in (hits.positions, query.positions))
+        names = ([source.data.item(p)[0] for p in some.tolist()] for some in (hits.positions, right))
         scores_k, right_scores = (source.scores.of(query.id, ids) for ids in names)
-    right_scores = np.concatenate([right_scores, scores_k[right_k]])
+    right_scores = np.concatenate([right_scores, scores_k[right_k & ~unreadable_k]])
     right_scores = right_scores[~np.isnan(right_scores)]
     best = float(right_scores.max()) if len(right_scores) else np.nan
     limits = [] if config.margin is None else [best - config.margin]
@@ -307,6 +320,7 @@ def _reasons_to_drop(
     conditions = [
         np.arange(1, len(keys_k) + 1) < config.first_rank,
         right_k,
+        unreadable_k,
         np.isnan(scores_k),
         np.full(len(keys_k), np.isnan(limit)),
         scores_k > limit,
