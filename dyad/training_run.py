@@ -126,7 +126,7 @@ class TrainingRun:
         yield line
         written = written_sources(config.data.train, "data.train")
         if any(source.question_prefix is not None or source.passage_prefix is not None for source in written):
-            yield "prefixes of sources: for training; evaluation, mining and exports take data.*.prefix"
+            yield "prefixes of sources: for training and mining; evaluation and exports take data.*.prefix"
         trained = sum(p.numel() for p in self.components.model.towers.parameters() if p.requires_grad)
         if self.world.device.type == "cpu" and trained > MANY_WEIGHTS:
             yield (

@@ -6,6 +6,7 @@ The file mined.jsonl has one line per question: {"query_id": id, "negatives": [p
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 
 import numpy as np
@@ -74,7 +75,7 @@ class MinedNegatives:
         question, or has an id that the corpus lacks.
         """
         if (corpus := questions.corpus) is None:
-            raise ConfigError("data.negatives.file names passages by id: set data.passage.corpus to their file.")
+            raise ConfigError(f"data.negatives.file={path} names passages by id. {_corpus_to_set(path)}")
         rows = open_mined(path)
         self.corpus, self.fingerprint, self.files = corpus, rows.fingerprint, file_entries(rows.shards.indexes)
         others, state = corpus.rows.files, [FORMAT, rows.fingerprint, questions.fingerprint, corpus.fingerprint]
@@ -105,7 +106,8 @@ def _by_row(rows: Rows, questions: QuestionRows, corpus: Corpus) -> Int64s:
         positions = corpus.positions(negatives)
         if (positions < 0).any():
             missing = negatives[int(np.argmin(positions))]
-            raise DataError(f"{rows.where(i)}: id '{missing}' is not in the corpus {corpus.rows.files[0]}")
+            where = f"id '{missing}' is not in the corpus {corpus.rows.files[0]}"
+            raise DataError(f"{rows.where(i)}: {where}. {_corpus_to_set(rows.files[0])}")
         ids.append(name)
         lists.append(positions)
     hashes = hash_ids(ids)
@@ -115,3 +117,12 @@ def _by_row(rows: Rows, questions: QuestionRows, corpus: Corpus) -> Int64s:
         raise ConfigError(f"{rows.files[0]}: none of its questions is among the training rows: it was mined of others.")
     chosen = [lists[j] if j >= 0 else np.empty(0, np.int64) for j in line.tolist()]
     return np.concatenate([np.cumsum([0, *map(len, chosen)]), *chosen]).astype(np.int64)
+
+
+def _corpus_to_set(mined: str) -> str:
+    """Return the end of an error message: which file of passages to set for the file of mined negatives `mined`."""
+    beside = os.path.join(os.path.dirname(mined), "corpus.jsonl")
+    return (
+        "Set data.passage.corpus to the passages that python -m eval.mine searched; those in the rows of questions it "
+        f"wrote to {beside}"
+    )

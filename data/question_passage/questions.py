@@ -35,6 +35,7 @@ COLUMNS = "3"  # format of RowQuestions.columns; it does not enter the fingerpri
 JUDGED_FORMAT = "3"  # format of the array of `BeirQuestions._judged`; it does not enter the fingerprint
 HEADER = 4  # count of the numbers at the start of this array
 LENGTH, KEY = 2, 3  # rows of RowQuestions.columns, after the two of `hash_ids`
+PREFIXED = ("data.train", "queries")  # queries: what eval.mine reads, by default data.train
 LISTS = ("positives", "negatives", "hard_negatives")
 
 
@@ -73,7 +74,7 @@ def named_files(value: str | Sequence[str], config: DataConfig, key: str = "data
     """Return the paths of the files of question rows that `value` names, in the syntax of data.train.
 
     For a BEIR or MS MARCO folder this is the path of its judgements. Files are not indexed, and tables are only checked
-    by their first row. key: the configuration key of `value`, for messages; only data.train may have prefixes of
+    by their first row. key: the configuration key of `value`, for messages; only those in PREFIXED may have prefixes of
     sources. Raises ConfigError for a value that cannot work, also in data.passage.corpus, and for a path that appears
     twice; DataError for a table that cannot be read.
     """
@@ -81,7 +82,7 @@ def named_files(value: str | Sequence[str], config: DataConfig, key: str = "data
         corpus_files(config.passage.corpus, "data.passage.corpus", checked_tables(TableOptions()))
     named, tables = list[str](), checked_tables(table_options(config), _row_check(config))
     written = written_sources(value, key)
-    if key != "data.train":
+    if key not in PREFIXED:
         refuse_prefixes(written, key)
     for path in (source.path for source in written):
         beir = is_beir(path)
@@ -155,6 +156,16 @@ class QuestionRows:
         """Return the question of row i, with the prefix of its source."""
         source, row, written = self._locate(i)
         return replace(source.question(row), prefix=written.question_prefix)
+
+    def passage_config(self, config: PassageConfig) -> PassageConfig:
+        """Return the settings of passages that stand in no row, as those of a corpus.
+
+        The prefix is the one with which training reads the passages of all sources. If sources have several, it is
+        config.prefix.
+        """
+        written = (source.passage_prefix for source in self.written)
+        prefixes = {config.prefix if prefix is None else prefix for prefix in written}
+        return replace(config, prefix=prefixes.pop()) if len(prefixes) == 1 else config
 
     def row(self, i: int) -> QuestionRow:
         """Return row i, with the prefixes of its source."""

@@ -59,6 +59,7 @@ CORPUS = "corpus.jsonl"  # the passages in the rows of questions, with ids
 REASONS = {
     "rank": "ranked before first_rank",
     "right": "right, or a copy of what is right",
+    "unreadable": "images that cannot be decoded",
     "unscored": "without a score in the file",
     "unknown": "of questions whose right passage is not in the corpus, or has no score: no margin can be kept",
     "margin": "too close to what is right",
@@ -156,22 +157,17 @@ def open_questions_and_passages(
 ) -> Opened:
     """Open the questions of data.train and the passages to search; return them, and the file of passages or None.
 
-    Prefixes of single sources are left out; those of data.question and data.passage are taken for all. The passages are
-    the corpus of the run (None is returned), or else all passages in the rows of questions. These are written to the
-    file CORPUS in the folder `out`, whose path is returned; write: whether this process writes it, else it must be
-    there. model: has the attribute `tokenize`. The fourth argument is not used. Raises ConfigError if the sources of
-    questions have several corpora, HardwareError if the file cannot be written.
+    The passages are the corpus of the run (None is returned), or else all passages in the rows of questions. These are
+    written to the file CORPUS in the folder `out`, whose path is returned; write: whether this process writes it, else
+    it must be there. model: has the attribute `tokenize`. The fourth argument is not used. Raises ConfigError if the
+    sources of questions have several corpora, HardwareError if the file cannot be written.
     """
     from dyad.data.question_passage.corpus import open_corpus
     from dyad.data.question_passage.questions import open_questions
-    from dyad.data.shards.sources import written_sources
     from dyad.eval.mine.passages import QuestionsAndPassages
     from dyad.eval.tasks.question_passage.question_sets import RowPassages
 
-    sources = written_sources(config.data.train, "queries")
-    plain: Any = [{"path": source.path, "weight": source.weight} for source in sources]
-    prefixed = any(source.question_prefix is not None or source.passage_prefix is not None for source in sources)
-    questions = open_questions(plain if prefixed else config.data.train, config.data, "queries")
+    questions = open_questions(config.data.train, config.data, "queries")
     if questions.corpus is not None:
         return QuestionsAndPassages(questions, questions.corpus, model.tokenize, config.data), None
     if any(source.corpus is not None for source in questions.sources):

@@ -258,12 +258,24 @@ def first_shard(config: TrainConfig) -> str | None:
     data of BEIR, and for data that cannot be used.
     """
     with suppress(UserError, OSError):
-        train = config.data.train
-        if train is not None and not any(is_beir(source.path) for source in written_sources(train, "data.train")):
-            first = parse_sources(train)[0].shards[0]
-            if has_index(first) or (not scheme_of(first) and stat(first).size <= LARGEST_SCAN):
-                return first
+        first = next(iter(_weights_of_shards(config)), None)
+        if first and (has_index(first) or (not scheme_of(first) and stat(first).size <= LARGEST_SCAN)):
+            return first
     return None
+
+
+def _weights_of_shards(config: TrainConfig) -> dict[str, float]:
+    """Return the path of each shard of data.train → its weight; {} without data.train, and for data of BEIR.
+
+    Raises ConfigError for data that cannot be used.
+    """
+    train = config.data.train
+    written = [] if train is None else written_sources(train, "data.train")
+    if not written or any(is_beir(source.path) for source in written):
+        return {}
+    # parse_sources refuses prefixes, which change no number of samples
+    plain = [{"path": source.path, "weight": source.weight} for source in written]
+    return {path: source.weight for source in parse_sources(plain) for path in source.shards}
 
 
 def counted_samples(config: TrainConfig) -> tuple[float, float]:
@@ -274,8 +286,7 @@ def counted_samples(config: TrainConfig) -> tuple[float, float]:
     """
     with suppress(UserError, OSError, ZeroDivisionError):
         if first := first_shard(config):
-            weights = {path: source.weight for source in parse_sources(config.data.train) for path in source.shards}
             (index,) = index_shards([first])
             mean = index.size / index.samples
-            return sum(weight * stat(path).size for path, weight in weights.items()) / mean, mean
+            return sum(weight * stat(path).size for path, weight in _weights_of_shards(config).items()) / mean, mean
     return math.nan, math.nan

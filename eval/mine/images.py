@@ -26,15 +26,19 @@ from dyad.data.config import DataConfig
 from dyad.data.image_text.dataset import Tokenize, caption_draws, text_key
 from dyad.data.image_text.items import Images
 from dyad.data.image_text.sample import ShardSample
-from dyad.data.image_text.transforms import evaluation_batch
+from dyad.data.image_text.transforms import ImageSpec, evaluation_batch
 from dyad.data.question_passage.corpus import Corpus, open_corpus
 from dyad.data.shards.content_keys import Int64s, content_key, key_name
 from dyad.data.shards.shards import Shards
+from dyad.eval.encode.embeddings import WINDOW
+from dyad.eval.encode.encoder import Encoder
 from dyad.eval.metrics.matches import Labels, Matches
 from dyad.eval.mine.mining import LabelledQuery, Side, grouped
 
 CAPTIONS, TABLE = "captions.jsonl", "pictures.npy"
 SAMPLE, IMAGE, MEANING, CAPTION = range(4)  # rows of the table
+BLACK = torch.zeros(3, 1, 1, dtype=torch.uint8)
+SAME = 0.05  # relative distance of embeddings of equal images: bf16 rounds them by the batch that they are in
 
 
 def write_captions(shards: Shards, config: DataConfig, folder: Path) -> None:
@@ -84,7 +88,7 @@ class ImageInputs:
     """The images of some samples as inputs of a tower (SizedItems). Can be pickled. samples: the sample ids, (n,).
 
     An image that cannot be decoded is replaced by a black one. Negatives mined for it as a query are never used, since
-    training replaces its sample by another. As an item, it can become a negative.
+    training replaces its sample by another. As an item, it is left out (`undecodable`).
     """
 
     images: Images
@@ -98,13 +102,41 @@ class ImageInputs:
         return len(self.samples)
 
     def take(self, rows: Sequence[int]) -> Tensor:
-        return evaluation_batch((self._decoded(int(self.samples[i])) for i in rows), self.images.spec)
+        decoded = map(self._decoded, rows)
+        return evaluation_batch((BLACK if image is None else image for image in decoded), self.images.spec)
 
-    def _decoded(self, sample_id: int) -> Tensor:
+    def undecodable(self, encode: Encoder, embeddings_nD: np.ndarray) -> Int64s:
+        """Return the indices of the images that cannot be decoded. All processes must call it together.
+
+        embeddings_nD: the embeddings of the images by `encode`, (n, D). Only images with about the embedding of a black
+        one are decoded.
+        """
+        black_D = encode("x", BlackImage(self.images.spec))[0]
+        most = SAME * np.linalg.norm(black_D)
+        found = list[int]()
+        for start in range(0, len(self), WINDOW):
+            far = np.linalg.norm(embeddings_nD[start : start + WINDOW].astype(np.float32) - black_D, axis=1)
+            found += (i for i in (start + np.flatnonzero(far <= most)).tolist() if self._decoded(i) is None)
+        return np.array(found, np.int64)
+
+    def _decoded(self, row: int) -> Tensor | None:
         try:
-            return self.images.decoded(sample_id)
+            return self.images.decoded(int(self.samples[row]))
         except SampleError:
-            return torch.zeros(3, 1, 1, dtype=torch.uint8)
+            return None
+
+
+@dataclass(frozen=True)
+class BlackImage:
+    """One black image as inputs of a tower (Items)."""
+
+    spec: ImageSpec
+
+    def __len__(self) -> int:
+        return 1
+
+    def block(self, start: int, stop: int) -> Tensor:
+        return evaluation_batch([BLACK], self.spec)
 
 
 @dataclass(frozen=True)
@@ -161,7 +193,7 @@ class ImagesAndCaptions:
         captions = CaptionInputs(self._captions, self._tokenize)
         read_as = f"{self._images.spec}, {self._images.config.max_image_pixels}"
         of_captions = self._captions.ids, self._captions.fingerprint, ""
-        return Side("x", images, ids, digest, read_as), Side("y", captions, *of_captions)
+        return Side("x", images, ids, digest, read_as, images.undecodable), Side("y", captions, *of_captions)
 
     def item(self, position: int) -> tuple[str, str]:
         text = self._captions[position].text

@@ -6,6 +6,7 @@ A search with the model gives each query its best items, ranked from 1. Those fr
 candidates. The best `keep` candidates that are not left out are the negatives. A candidate is left out for the first of
 these reasons that holds, and the others keep their ranks:
     right      it is a right item of the query, by its id, meaning or content
+    unreadable it is an image that cannot be decoded
     unscored   a file with scores of another model is given, and the file has no score for it
     unknown    a margin is set, but no right item as above has a score (for example none is among the items)
     margin     its score is above the best score of a right item as above, minus the margin
@@ -25,7 +26,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -48,9 +49,10 @@ from dyad.train.distributed.world import World, gather_objects
 
 MINED, SUMMARY = "mined.jsonl", "mined.json"
 FORMAT = 1
-BLOCK = 16_384  # queries searched at a time; item embeddings that do not fit in memory are read once for each block
+SEARCHED_BYTES = 2**30  # queries searched at a time, with their hits; for each search, an index in parts is made anew
+BLOCK = 16_384  # queries whose negatives are chosen at a time
 # the reasons to leave an item out that do not need its text, in their order; "": not left out
-BY_NUMBERS = ("", "rank", "right", "unscored", "unknown", "margin", "max_score")
+BY_NUMBERS = ("", "rank", "right", "unreadable", "unscored", "unknown", "margin", "max_score")
 
 
 @dataclass(frozen=True)
@@ -71,12 +73,18 @@ class LabelledQuery:
     texts: frozenset[int] = frozenset()
 
 
+def none_unreadable(encode: Encoder, embeddings_nD: np.ndarray) -> Int64s:
+    """Return no index: `Side.unreadable` of inputs that can all be read."""
+    return np.empty(0, np.int64)
+
+
 class Side(NamedTuple):
     """Queries or items as inputs of a tower.
 
     tower: the tower that encodes them. inputs: the queries or items, read on request. ids: (start, stop) → ids of the
     inputs start … stop − 1. fingerprint: digest of their contents. read_as: the options by which they are prepared for
-    the tower, as text.
+    the tower, as text. unreadable: (encoder, embeddings (n, D) of the inputs) → indices of the inputs that cannot be
+    read, whose embeddings mean nothing.
     """
 
     tower: Literal["x", "y"]
@@ -84,6 +92,7 @@ class Side(NamedTuple):
     ids: Ids
     fingerprint: str
     read_as: str
+    unreadable: Callable[[Encoder, np.ndarray], Int64s] = none_unreadable
 
 
 class MiningData(Protocol):
@@ -126,13 +135,15 @@ class MiningInput:
 
     queries_nD: embeddings of the rows of queries, (n, D). items_mD: embeddings of the items, (m, D). Both may be
     memory-mapped. scores: question–passage scores of another model, to which margins and max_score apply; None: they
-    apply to the scores of the search.
+    apply to the scores of the search. unreadable: indices of items that are no negatives and set no margin, as their
+    embeddings mean nothing.
     """
 
     data: MiningData
     queries_nD: np.ndarray
     items_mD: np.ndarray
     scores: PairScores | None = None
+    unreadable: Int64s = field(default_factory=lambda: np.empty(0, np.int64))
 
 
 def mine(
@@ -148,21 +159,17 @@ def mine(
 
     The summary has the numbers of queries (under data.names[0]), of queries "without" negatives, of "negatives" and of
     items "found"; "left_out": reason → number of items; "settings", "search" and "identity". In the file it also has
-    "sha256", that of mined.jsonl. Memory: one block of queries, and about 60 bytes for each query.
+    "sha256", that of mined.jsonl. Memory: SEARCHED_BYTES for queries and hits, and about 60 bytes for each query.
 
     Raises ConfigError for a bad index, DataError for damaged data, HardwareError if the files cannot be written.
     """
     data = source.data
-    order, ends = grouped(data.row_keys)
     index = raise_on_all(world, lambda: Index(source.items_mD, config.index, world=world))
     counts: Counter[str] = Counter()
     with _open_mined(out / MINED, world) as write:
-        for start in range(0, len(ends) - 1, BLOCK):
-            block = [order[begin:end].tolist() for begin, end in pairwise(ends[start : start + BLOCK + 1])]
-            queries_bD = np.asarray(source.queries_nD[[rows[0] for rows in block]], dtype=np.float32)
-            hits = index.search(queries_bD, config.last_rank)
-            own = local_rows(len(block), world.rank, world.size)
-            work = partial(_mine_block, source, config, block[own], queries_bD[own], hits.of(own))
+        for groups, queries_bD, hits in _searched(source, index, config.last_rank):
+            own = local_rows(len(groups), world.rank, world.size)
+            work = partial(_mine_block, source, config, groups[own], queries_bD[own], hits.of(own))
             for lines, part in gather_objects(raise_on_all(world, work), world):
                 rank_0_only(world, partial(write, lines))
                 counts.update(part)
@@ -193,8 +200,9 @@ def embed_all(encode: Encoder, data: MiningData, folder: Path, log: Callable[[st
         identity = identity_of(encode.towers[of.tower], of.fingerprint, of.read_as)
         return encode_corpus(encode, of.tower, of.inputs, folder / name, ids=of.ids, identity=identity, log=log)
 
-    queries_nD, items_mD = map(encoded, data.names, data.sides())
-    return MiningInput(data, queries_nD, items_mD)
+    sides = data.sides()
+    queries_nD, items_mD = map(encoded, data.names, sides)
+    return MiningInput(data, queries_nD, items_mD, unreadable=sides[1].unreadable(encode, items_mD))
 
 
 def grouped(keys_n: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -207,6 +215,24 @@ def grouped(keys_n: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     first_n = first[group_n]
     order = np.argsort(first_n, kind="stable")
     return order, np.flatnonzero(np.diff(first_n[order], prepend=-1, append=len(keys_n)))
+
+
+def _searched(source: MiningInput, index: Index, k: int) -> Iterator[tuple[list[list[int]], np.ndarray, Hits]]:
+    """Search all queries; yield (their row indices, embeddings (b, D), hits, at most k each) of b queries at a time.
+
+    All processes must iterate to the end. One search has as many queries as fit into SEARCHED_BYTES with their hits:
+    each search reads all items, and puts those of an index that has several parts into it again.
+    """
+    order, ends = grouped(source.data.row_keys)
+    count = max(1, SEARCHED_BYTES // (4 * source.queries_nD.shape[1] + 12 * k))  # a hit: score and position
+    for start in range(0, len(ends) - 1, count):
+        borders = ends[start : start + count + 1]
+        queries = np.asarray(source.queries_nD[order[borders[:-1]]], dtype=np.float32)
+        hits = index.search(queries, k)
+        for first in range(0, len(queries), BLOCK):
+            rows = slice(first, first + BLOCK)
+            groups = [order[begin:end].tolist() for begin, end in pairwise(borders[first : first + BLOCK + 1])]
+            yield groups, queries[rows], hits.of(rows)
 
 
 # ---- one block of queries --------------------------------------------------------------------------------------------
@@ -277,13 +303,15 @@ def _reasons_to_drop(
     source.scores is None.
     """
     right_k = np.isin(keys_k, query.keys) | np.isin(hits.positions, query.positions)
+    unreadable_k = np.isin(hits.positions, source.unreadable)
+    right = np.setdiff1d(query.positions, source.unreadable)
     if source.scores is None:
         scores_k = hits.scores
-        right_scores = source.items_mD[query.positions].astype(np.float32) @ query.query_D
+        right_scores = source.items_mD[right].astype(np.float32) @ query.query_D
     else:
-        names = ([source.data.item(p)[0] for p in some.tolist()] for some in (hits.positions, query.positions))
+        names = ([source.data.item(p)[0] for p in some.tolist()] for some in (hits.positions, right))
         scores_k, right_scores = (source.scores.of(query.id, ids) for ids in names)
-    right_scores = np.concatenate([right_scores, scores_k[right_k]])
+    right_scores = np.concatenate([right_scores, scores_k[right_k & ~unreadable_k]])
     right_scores = right_scores[~np.isnan(right_scores)]
     best = float(right_scores.max()) if len(right_scores) else np.nan
     limits = [] if config.margin is None else [best - config.margin]
@@ -292,6 +320,7 @@ def _reasons_to_drop(
     conditions = [
         np.arange(1, len(keys_k) + 1) < config.first_rank,
         right_k,
+        unreadable_k,
         np.isnan(scores_k),
         np.full(len(keys_k), np.isnan(limit)),
         scores_k > limit,

@@ -20,7 +20,8 @@ from dyad.eval.mine.mining import LabelledQuery, Side
 class QuestionsAndPassages:
     """MiningData whose queries are questions and whose items are the m passages of a corpus.
 
-    Rows of `questions` with the same question id are one query. tokenize: the tokenizer of the model. config: the data
+    Rows of `questions` with the same question id are one query. Texts are read with the prefixes of training; those of
+    passages are explained in QuestionRows.passage_config. tokenize: the tokenizer of the model. config: the data
     options.
     """
 
@@ -43,10 +44,11 @@ class QuestionsAndPassages:
             return [self.questions.question(i).id for i in range(start, stop)]
 
         asked = question_texts(self.questions, self.tokenize, self.config.question)
-        passages = passage_texts(self.corpus, self.tokenize, self.config.passage)
+        of_passages = self.questions.passage_config(self.config.passage)
+        passages = passage_texts(self.corpus, self.tokenize, of_passages)
         return (
             Side("x", asked, ids, self.questions.fingerprint, repr(self.config.question)),
-            Side("y", passages, self.corpus.ids, self.corpus.fingerprint, repr(self.config.passage)),
+            Side("y", passages, self.corpus.ids, self.corpus.fingerprint, repr(of_passages)),
         )
 
     def item(self, position: int) -> tuple[str, str]:

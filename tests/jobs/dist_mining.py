@@ -21,7 +21,7 @@ def main() -> None:
         random_source(folder / "data", 0)
     dist.barrier()
     found, _, _ = random_source(folder / f"data{world.rank}", 0)
-    mining.BLOCK = 7
+    mining.BLOCK, mining.SEARCHED_BYTES = 7, 10_000  # 10 queries searched at a time
     config = MiningConfig(first_rank=2, last_rank=50, margin=0.1)
     alone, together = folder / f"alone{world.rank}", folder / "together"
     expected = mine(found, config, alone, World(), {"of": "a test"})

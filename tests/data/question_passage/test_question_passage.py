@@ -275,7 +275,7 @@ def test_mined_negatives_of_inline_rows_need_a_corpus(dpr: Path, tmp_path: Path)
     corpus = write_lines(tmp_path / "corpus.jsonl", map(corpus_row, range(4)))
     file = write_lines(tmp_path / "mined.jsonl", [mined_row(key_name(content_key(b"what's 1")), "d3")])
     config = configured(per_row=1, lists=[MINED], file=file)
-    with raises(ConfigError, "data.negatives.file", "data.passage.corpus"):
+    with raises(ConfigError, f"data.negatives.file={file}", "data.passage.corpus", corpus, "eval.mine"):
         dataset(dpr, config)
     extra = dataset(dpr, replace(config, passage=replace(config.passage, corpus=str(corpus)))).__getitems__(
         [(0, 1), (0, 2)]
@@ -286,7 +286,7 @@ def test_mined_negatives_of_inline_rows_need_a_corpus(dpr: Path, tmp_path: Path)
 @pytest.mark.parametrize(
     ("rows", "named"),
     [
-        ([mined_row("q1"), mined_row("q2", "d1", "d99")], ("line 2", "'d99'", "corpus.jsonl")),
+        ([mined_row("q1"), mined_row("q2", "d1", "d99")], ("line 2", "'d99'", "corpus.jsonl", "eval.mine")),
         ([mined_row("q1"), mined_row("q2"), mined_row("q1")], ("line 3", "line 1")),
         ([{"query_id": "q1"}], ("line 1", "query_id")),
         ([{"query_id": "q1", "negatives": "d1"}], ("line 1",)),

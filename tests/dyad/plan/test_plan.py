@@ -239,6 +239,12 @@ def test_samples_are_counted_by_the_first_shard(tmp_path: Path) -> None:
     assert all(map(math.isnan, counted_samples(away)))
 
 
+def test_sources_with_prefixes_are_counted(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"text": "frog"}\n' * 30)
+    source = f"{{path: {tmp_path}/a.jsonl, weight: 2, question_prefix: 'ask '}}"
+    assert counted_samples(config_of("experiment=topics", f"data.train=[{source}]")) == (60, 17)
+
+
 def test_the_plan_says_how_samples_are_counted(sixteen: RunPlan) -> None:
     rows = sixteen.data()
     assert rows["samples"][2] == "weight · bytes of each shard of data.train / bytes of a sample"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -119,10 +120,25 @@ def test_evaluations_take_the_global_prefixes(bert: Path, files: list[str]) -> N
         check_suite(config)
 
 
-def test_mining_takes_the_global_prefixes(bert: Path, files: list[str], tmp_path: Path) -> None:
-    """The printed command trains with those of the sources again."""
-    config, model, _ = opened(bert, [{"path": files[0], "weight": 2, **TOLD}, files[1]])
+@pytest.mark.parametrize(
+    ("first", "second", "read"),
+    [("p ", "p ", "p "), (None, None, "read "), ("read ", None, "read "), ("p ", "to ", "read ")],
+)
+def test_mining_reads_what_training_reads(
+    bert: Path, files: list[str], tmp_path: Path, first: str | None, second: str | None, read: str
+) -> None:
+    """By command and while training: each question with the prefix of its source, passages with the one of all sources,
+    or the global one if they have several. The printed command trains with those of the sources again."""
+    sources = [{"path": files[0], **TOLD, "passage_prefix": first}, {"path": files[1], "passage_prefix": second}]
+    config, model, training = opened(bert, sources)
     data, corpus = open_questions_and_passages(config, model, tmp_path / "mined", None, write=True)
-    assert isinstance(data, QuestionsAndPassages) and len(data.questions) == 80
-    assert {data.questions.question(i).prefix for i in (3, 43)} == {None}
+    assert isinstance(data, QuestionsAndPassages) and isinstance(training.dataset, QuestionPassage)
+    batch = training.dataset.__getitems__([(0, 3), (0, 43)])
+    for mined in (data, replace(data, questions=training.dataset.questions)):
+        asked, passages = (side.inputs for side in mined.sides())
+        assert asked.take([3, 43]).tolist() == batch.x.tolist()
+        at = [data.item_keys.tolist().index(key) for key in batch.y_keys.tolist()]
+        texts = [f"{read}{passage.title} {passage.text}" for passage in map(data.corpus.__getitem__, at)]
+        assert passages.take(at).tolist() == model.tokenize(texts, 256).tolist()
+        assert (passages.take(at).tolist() == batch.y.tolist()) == (first != "p " or second == "p ")
     assert "question_prefix" in training_command(config, Path("run"), Path("mined.jsonl"), corpus, None)

@@ -8,16 +8,20 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from helpers.messages import raises
 from helpers.mining import mined, read_lines, untokenized
 from helpers.shards import Member, image, opened, write_tar
+from torch import Tensor, nn
 
 from dyad.data.base.errors import DataError
 from dyad.data.config import DataConfig, MiningConfig
 from dyad.data.image_text.items import Images
 from dyad.data.image_text.transforms import ImageSpec
+from dyad.eval.encode.encoder import Encoder
 from dyad.eval.mine.images import CaptionsAndImages, ImageInputs, ImagesAndCaptions, write_captions
-from dyad.eval.mine.mining import MiningInput
+from dyad.eval.mine.mining import MiningInput, embed_all
+from dyad.train.distributed.world import World
 
 SPEC = ImageSpec(8, (0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
 Fields = Mapping[str, Any]
@@ -29,7 +33,11 @@ def id_of(payload: bytes) -> str:
 
 
 def data_of(
-    folder: Path, samples: Sequence[tuple[bytes, Fields]], kind: type = ImagesAndCaptions, **options: Any
+    folder: Path,
+    samples: Sequence[tuple[bytes, Fields]],
+    kind: type = ImagesAndCaptions,
+    tokenize: Any = untokenized,
+    **options: Any,
 ) -> ImagesAndCaptions:
     """samples: the image and the json member of each."""
     folder.mkdir(exist_ok=True)
@@ -39,7 +47,7 @@ def data_of(
     shards = opened(write_tar(folder / "shard.tar", members))
     config = DataConfig(captions=["caption", "more"], **options)
     write_captions(shards, config, folder)
-    return kind(Images(shards, SPEC, config), untokenized, folder)
+    return kind(Images(shards, SPEC, config), tokenize, folder)
 
 
 def plainly(
@@ -134,6 +142,26 @@ def test_what_training_never_draws_is_right_but_not_searched(tmp_path: Path) -> 
     data = data_of(tmp_path, samples, caption_weights=[1.0, 0.0])
     found = MiningInput(data, np.eye(3, dtype=np.float32), np.ones((3, 3), np.float32))
     assert list(mined(found, tmp_path / "out")[0].values()) == [["b"], ["a", "c"], ["a", "b"]]
+
+
+class Flat(nn.Module):
+    """A tower whose embedding is all of its inputs."""
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return inputs.flatten(1).float() + 1
+
+
+def test_an_image_that_cannot_be_decoded_is_no_negative(tmp_path: Path) -> None:
+    """A darker image has a higher score. One that cannot be decoded is encoded as black, sets no margin for its caption
+    c, and does not take a black image with it."""
+    whole, other, cut, black = image(1), image(2), image(3)[:-40], image(0)
+    samples = [(whole, "a"), (other, "b"), (cut, "c"), (whole, "c"), (black, "d")]
+    fields = [(each, {"caption": text, "more": text}) for each, text in samples]
+    data = data_of(tmp_path, fields, CaptionsAndImages, lambda texts: torch.full((len(texts), 3 * 8 * 8), -2))
+    encode = Encoder({"x": Flat(), "y": Flat()}, World(), cosine=False)
+    negatives, summary = mined(embed_all(encode, data, tmp_path / "embeddings"), tmp_path / "out", margin=0.0)
+    assert [*negatives.values()] == [[id_of(other)], [], [id_of(other)], [id_of(whole), id_of(other)]]
+    assert summary["left_out"] == {"margin": 4, "right": 5, "unreadable": 3}
 
 
 def test_samples_that_training_replaces(tmp_path: Path) -> None:

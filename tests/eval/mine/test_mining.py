@@ -24,6 +24,7 @@ from dyad.eval.mine import mining
 from dyad.eval.mine.mining import MiningInput, grouped
 from dyad.eval.mine.pair_scores import read_pair_scores
 from dyad.eval.mine.passages import QuestionsAndPassages
+from dyad.eval.search.index import _Approximate
 
 # Ranks of the one question: p0 .95 (1), p1 .90 (2), p2 .85 (3) … p9 .50 (10)
 TEXTS = ["zero", "one", "right", "three", "four", "right", "six", "three", "eight Paris", "nine"]
@@ -252,6 +253,19 @@ def test_as_a_plain_reading_of_the_rules(tmp_path: Path, seed: int, settings: di
         assert summary["negatives"] == sum(map(len, expected.values()))
         assert summary["without"] == sum(not n for n in expected.values())
         assert sum(summary["left_out"].values()) + summary["negatives"] == summary["found"]
+
+
+def test_an_index_in_parts_is_filled_once(tmp_path: Path, monkeypatch) -> None:
+    """With few queries in memory it is filled again for each search, with equal negatives."""
+    found, _, _ = random_source(tmp_path / "data", 0)
+    fill, filled = _Approximate.filled, []
+    monkeypatch.setattr(_Approximate, "filled", lambda *args: filled.append(args[2:]) or fill(*args))
+    monkeypatch.setattr(mining, "BLOCK", 7)
+    monkeypatch.setattr(_Approximate, "shard_bytes", 10_000)  # a part of 40 items
+    negatives, _ = mined(found, tmp_path / "out", index="IVF2,Flat;nprobe=2")
+    assert len(negatives) > 2 * mining.BLOCK and filled == [(0, 40), (40, 80), (80, 120)]
+    monkeypatch.setattr(mining, "SEARCHED_BYTES", 10_000)
+    assert mined(found, tmp_path / "out", index="IVF2,Flat;nprobe=2")[0] == negatives and len(filled) > 6
 
 
 def test_half_precision_passages(tmp_path: Path) -> None:
