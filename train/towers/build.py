@@ -248,7 +248,10 @@ def _text_encoder(config: ModelConfig, load_pretrained: bool) -> tuple[Tower, Te
     (SigLIP).
     """
     if (kind := config.text.kind) is not TextTower.transformers:
-        raise ConfigError(f"model.text.kind={kind}: questions, passages and views take model.text.kind=transformers")
+        raise ConfigError(
+            f"model.text.kind={kind}: questions, passages and views take model.text.kind=transformers, as of "
+            "model=encoder model.text.name=FOLDER"
+        )
     tower, tokenize = build_text_encoder(BuildContext(config, load_pretrained))
     if isinstance(tower.trunk, Pooled) and tower.trunk.one_length:
         problem = f"model.text.name={config.text.name or config.name}: it takes texts of one length"

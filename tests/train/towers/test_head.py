@@ -79,7 +79,7 @@ def test_a_head_takes_the_mean_of_feature_maps() -> None:
 
 
 def test_texts_take_a_transformers_encoder() -> None:
-    with raises(ConfigError, "model.text.kind=transformers"):
+    with raises(ConfigError, "model.text.kind=transformers", "model=encoder"):
         build_model(TrainConfig(task=Task.views, data=DataConfig(items=ItemKind.texts)))
 
 
