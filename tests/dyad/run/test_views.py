@@ -63,6 +63,12 @@ def test_a_target_beside_an_auxiliary_loss() -> None:
     assert components.step.target.towers and components.auxiliary["groups"].config.weight == 1
 
 
+def test_errors_in_building_an_auxiliary_loss_name_it() -> None:
+    captions = "also.captions='task=image_text objective=clip model.text.kind=transformers'"
+    with raises(ConfigError, "also.captions: model.text.name"):
+        build_components(compose_config([*IMAGES, "data=simclr", "objective=simclr", captions]), World())
+
+
 def test_noise_is_added_by_the_step_where_the_loader_leaves_it_to_the_device() -> None:
     """Of the run's own loss, images and captions, and of an auxiliary one, two views; both come without noise."""
     views = "also.views='task=views objective=simclr data.augment.flip=0.5 model.head=simclr'"
