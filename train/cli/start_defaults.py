@@ -47,9 +47,6 @@ def take_start_defaults(config: DictConfig, typed: Collection[str]) -> None:
     def is_open(key: str) -> bool:
         return not any(key == name or key.startswith(f"{name}.") for name in typed)
 
-    for key, value in _of_run(config).items():
-        if is_open(key):
-            OmegaConf.update(config, key, value)
     if config.init_from is None and not {*NAMES}.isdisjoint(typed):
         with suppress(ConfigError):  # for a folder that cannot be used; `fill_defaults` raises it where it matters
             found = folder_of_config(config, fetch=True)
@@ -59,6 +56,9 @@ def take_start_defaults(config: DictConfig, typed: Collection[str]) -> None:
     own: Any = OmegaConf.merge(config.model, {"embed_dim": None})
     if is_open("model.embed_dim") and shared_model_name(own):
         config.model = own  # the projections of both towers are part of the model
+    for key, value in _of_run(config).items():
+        if is_open(key):
+            OmegaConf.update(config, key, value)
     if is_open("from_weights"):
         config.from_weights = [
             name for name, keys in KNOWN_BY_WEIGHTS.items() if all(is_open(f"objective.{key}") for key in keys)

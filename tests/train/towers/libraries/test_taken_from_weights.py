@@ -268,6 +268,16 @@ def test_init_from_brings_what_a_preset_or_a_key_said_of_the_model(recipe: str, 
     assert all_keys(configured(*words, f"init_from={run}")).items() >= own.items()
 
 
+def test_init_from_brings_the_width_of_a_projection_of_its_own(tmp_path: Path) -> None:
+    """Without it, both projections are those of the CLIP."""
+    (tmp_path / "clip").mkdir()
+    of_two_towers(tmp_path / "clip", "clip")
+    clip = ["model=transformers", f"model.name={tmp_path}/clip", f"run.dir={tmp_path}"]
+    for width in (24, None):
+        run = open_run(configured(*clip, f"model.embed_dim={width or 'null'}", f"run.name=of_{width}"))
+        assert configured(f"init_from={run}").model.embed_dim == width
+
+
 def test_init_from_of_a_run_that_is_older_than_a_key(bert: Path, tmp_path: Path) -> None:
     """A recipe sets model.text.end_token, which did not exist when the run learnt texts without an end."""
     run = open_run(configured(*text_words(bert), f"run.dir={tmp_path}", "run.name=old"))
