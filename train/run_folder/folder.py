@@ -46,9 +46,8 @@ NOT_MATHS = tuple(
     data.workers data.timeout data.bad_ data.val model.frozen_cache_mb plugins plan.""".split()
 )
 
-LENGTH = ("steps", "epochs")  # keys that say how long the run is
-# Keys that may always change: LENGTH, the recipe, whose keys are compared, and what gives the same gradients
-FREE = (*LENGTH, "experiment", "model.grad_checkpointing")
+# Keys that may always change: how long the run is; the recipe, whose keys are compared, and what changes memory alone
+LENGTH, FREE = ("steps", "epochs"), ("experiment", "model.grad_checkpointing")
 # Keys that may change with another batch size, or with more data
 WITH_BATCH = "global_batch_size optim.warmup optim.cooldown data.negatives.refresh_every".split()
 WITH_DATA = ("data.train", "data.passage.corpus")
@@ -182,8 +181,8 @@ def check_run(config: TrainConfig) -> None:
     """Raise ConfigError if the run folder has a checkpoint of a configuration that trains other weights than `config`.
 
     Compared are the keys that change the trained weights (see maths_keys), with those in the folder's config.yaml; keys
-    that it lacks count as having the value in ADDED, or None. Not compared are FREE, chunk_size (except with batch
-    norms per chunk), keys that `resume` lets change, keys of UNRECORDED that it lacks, and what a resume keeps:
+    that it lacks count as having the value in ADDED, or None. Not compared are LENGTH, FREE, chunk_size (except with
+    batch norms per chunk), keys that `resume` lets change, keys of UNRECORDED that it lacks, and what a resume keeps:
     model.activation, precision=auto, a recorded data.caption_per=line. With resume=never nothing is checked.
     """
     folder, resume = run_folder(config), config.resume
@@ -192,7 +191,7 @@ def check_run(config: TrainConfig) -> None:
     new = {**all_keys(config), "precision": recorded_precision(config).value}
     new["model.activation"] = recorded_activation(config).value
     new["data.caption_per"] = recorded_caption_per(config).value
-    free = {*FREE, *(set(UNRECORDED) - {*old})}
+    free = {*LENGTH, *FREE, *(set(UNRECORDED) - {*old})}
     free |= {*["chunk_size"] * (config.model.batch_norm is not BatchNorm.per_chunk)}
     free |= {*WITH_BATCH * resume.allow_batch_change, *WITH_DATA * resume.allow_more_data}
     old = {**{key: ADDED[key] for key in ADDED.keys() & new.keys() - UNRECORDED}, **old}
