@@ -1,8 +1,8 @@
 """The public Python interface to a model: `load` opens a run, an export, or a model of another library.
 
 Texts and images are prepared with the settings of the model: prefixes, lengths, use of titles, image size. Embeddings
-are numpy arrays, float32 (n, D), with L2 norm 1 if the model compares by cosine. On the same device and with the same
-`block`, they are equal bit for bit to those of `python -m eval`.
+are numpy arrays, float32 (n, D), with L2 norm 1 if the model compares by cosine. On the same device, and with the same
+`block` and width, they are equal bit for bit to those of `python -m eval`.
 """
 
 from __future__ import annotations
@@ -332,8 +332,9 @@ def load(
     cache lacks are downloaded. device: None for the GPU if there is one, else the CPU. block: how many items a tower
     embeds at a time; None: the value of the run, 256 for other models. workers: number of processes that decode images;
     0: this process decodes them. width: embeddings have only so many of their first numbers, for a model trained with
-    objective.matryoshka; None: all. Raises ConfigError for a name that is no model, and for a block or width below 1;
-    DataError for damaged files. A width above that of the model's embeddings is refused when something is embedded.
+    objective.matryoshka; None: all, as in exports; eval.width of a run is of evaluations alone. Raises ConfigError for
+    a name that is no model, and for a block or width below 1; DataError for damaged files. A width above that of the
+    model's embeddings is refused when something is embedded.
     """
     found = find_model(os.fspath(name)).load()
     data, options = replace(found.config.data, workers=workers), found.config.eval
@@ -350,7 +351,8 @@ def evaluate(
 ) -> dict[str, dict[str, float]]:
     """Evaluate a model; return data set → {metric: value}, as `python -m eval` computes it.
 
-    The data sets are those of `suite` and `val`; those that the model's run evaluated on are not used. suite: one or
+    The data sets are those of `suite` and `val`; those that the model's run evaluated on are not used. Embeddings are
+    cut to the width that `load` was given, else to eval.width of the run. suite: one or
     several entries of eval.suite, such as "zero_shot:task.json" or "beir:FOLDER@dev". val: shards or files of
     questions, as data.val; the name of its results is "val". captions: the fields of shards that hold the captions, as
     data.captions; (): those of the run. Raises ConfigError for an invalid entry and if there is no data set, DataError

@@ -101,13 +101,14 @@ def find_trained(path: str) -> FoundModel:
 def settings_of(config: TrainConfig, calibration: Calibration | None) -> dict[str, Any]:
     """Return the JSON object for the file dyad.json (SETTINGS) of an export; no file is written.
 
-    Its entries: "keys", configuration key → value for the keys KEPT (similarity, pooling, prefixes, lengths, title);
-    "logit_scale", a number or None; "logit_bias", if there is one. calibration: scale and bias of the logits; None if
-    they are unknown.
+    Its entries: "keys", configuration key → value for the keys KEPT (similarity, pooling, prefixes, lengths, title),
+    and of a language model, whose folder looks like an encoder's, its task; "logit_scale", a number or None;
+    "logit_bias", if there is one. calibration: scale and bias of the logits; None if they are unknown.
     """
     keys = all_keys(config)
+    kept = [*KEPT, *["task"] * (config.task is Task.language_model)]
     bias = {} if calibration is None or calibration.logit_bias is None else {"logit_bias": calibration.logit_bias}
-    return {"keys": {key: keys[key] for key in KEPT}, "logit_scale": calibration and calibration.logit_scale, **bias}
+    return {"keys": {key: keys[key] for key in kept}, "logit_scale": calibration and calibration.logit_scale, **bias}
 
 
 def _found_by_keys(task: Task, keys: Mapping[str, Any], folder: str) -> FoundModel:
@@ -166,8 +167,10 @@ def _text(name: str, folder: str | None = None, **keys: Any) -> FoundModel:
 def _transformers(target: str) -> FoundModel:
     """Find the model hf:`target` of transformers: a CLIP or SigLIP as image and text towers, any other as text encoder.
 
-    Downloads config.json of a published model.
+    An export of format=causal_lm is a language model. Downloads config.json and dyad.json of a published model.
     """
+    if exported(target)[0].get("task") == Task.language_model:
+        return _language_model(target)
     if not is_two_tower(target):
         return _text(target)
     both = dict.fromkeys(("model.image.kind", "model.text.kind"), "transformers")
@@ -225,5 +228,5 @@ KINDS: dict[str, tuple[Callable[[str], FoundModel], str]] = {
     "dpr": (_dpr, "question_encoder/config.json"),
     "sequence": (_sequence, "sequence.json"),
     "hf": (_transformers, "tokenizer_config.json"),
-    "lm": (_language_model, ""),  # its folders look like those of hf, so KIND: must be written
+    "lm": (_language_model, ""),  # its folders look like those of hf: of other programs, KIND: must be written
 }

@@ -39,9 +39,9 @@ def check_sweep(arguments: Sequence[str], configs: Sequence[TrainConfig]) -> Non
     """Check all runs of a python -m train command line before the first run begins.
 
     arguments: the texts of the command line, such as "steps=10"; configs: one configuration per run. Raises ConfigError
-    if `check_config` refuses a configuration, if no run reads a key of the command line, if an epoch of a run or of an
-    auxiliary loss has fewer samples than a batch (as far as `_check_batch` counts them), or if two runs have the same
-    run folder. Raises DataError as `check_config` does.
+    if `check_config` refuses a configuration, if no loss of a run reads a key of the command line, if an epoch of a run
+    or of an auxiliary loss has fewer samples than a batch (as far as `_check_batch` counts them), or if two runs have
+    the same run folder. Raises DataError as `check_config` does.
     """
     from dyad.train.cli.also import auxiliary_configs
     from dyad.train.cli.unread_keys import refuse_unread
@@ -49,9 +49,10 @@ def check_sweep(arguments: Sequence[str], configs: Sequence[TrainConfig]) -> Non
 
     for config in configs:
         check_config(config)
-    refuse_unread(arguments, configs)
-    for config in configs:
-        for own in () if config.planned else (config, *auxiliary_configs(config).values()):
+    auxiliary = [own for config in configs for own in auxiliary_configs(config).values()]
+    refuse_unread(arguments, configs, auxiliary)
+    for own in [*configs, *auxiliary]:
+        if not own.planned:
             _check_batch(own)
     folders = [run_folder(config) for config in configs if not config.planned]
     if shared := next((folder for folder in folders if folders.count(folder) > 1), None):

@@ -10,7 +10,7 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from dyad.data.base.errors import ConfigError
+from dyad.data.base.errors import ConfigError, UserError
 from dyad.data.config import AUTO, DrawnPositives
 from dyad.data.loading.order import Order, local_rows
 from dyad.eval.encode.encoder import Encoder, Evaluator, Report
@@ -94,8 +94,8 @@ def build_components(config: TrainConfig, world: World) -> Components:
     """
     torch.manual_seed(config.seed)
     own = _loss_components(config, world)
-    configs = {name: resolve_classes(own_config, world) for name, own_config in auxiliary_configs(config).items()}
-    auxiliary = {name: _loss_components(own_config, world, own.model, name) for name, own_config in configs.items()}
+    configs = auxiliary_configs(config)
+    auxiliary = {name: _auxiliary_components(configs[name], world, own.model, name) for name in configs}
     steps = total_steps(config, own.data.order.steps_per_epoch)
 
     def loss_term(name: str, loss: LossComponents) -> LossTerm:
@@ -120,6 +120,15 @@ def build_components(config: TrainConfig, world: World) -> Components:
     )
 
 
+def _auxiliary_components(config: TrainConfig, world: World, main_model: TwoTowerModel, name: str) -> LossComponents:
+    """Return the `_loss_components` of the loss also.`name`, whose classes are found first; its errors begin so."""
+    try:
+        return _loss_components(resolve_classes(config, world), world, main_model, name)
+    except UserError as error:
+        error.args = tuple(f"also.{name}: {message}" for message in error.args)  # without message on other ranks
+        raise
+
+
 def _loss_components(
     config: TrainConfig, world: World, main_model: TwoTowerModel | None = None, name: str = ""
 ) -> LossComponents:
@@ -136,7 +145,7 @@ def _loss_components(
     if main_model is not None:
         # with data.rare, the projection to one number belongs to that class, so trunks alone are shared
         whole = config.data.rare is None
-        raise_on_all(world, lambda: share_towers(model.towers, main_model.towers, f"also.{name}", whole))
+        raise_on_all(world, lambda: share_towers(model.towers, main_model.towers, whole))
     if shard_size(config.dist, world.size) == 1:  # sharded towers are moved layer by layer instead
         model.towers.to(world.device)
     data, evaluators = rank_0_first(world, lambda: (build_data(config, model), build_evaluators(config, model)))

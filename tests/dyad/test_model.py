@@ -18,6 +18,7 @@ from helpers.export import near
 from helpers.messages import raises
 from helpers.passages import make_run as make_text_run, write_beir
 from helpers.runs import EMOJI, distinct_emoji, make_run
+from omegaconf import OmegaConf
 from PIL import Image
 
 import dyad
@@ -128,6 +129,19 @@ def test_embeddings_may_be_cut(run: Path, images: Path) -> None:
         dyad.load(str(run), "cpu", width=4096).encode_text("a frog")
     with raises(ConfigError, "width"):
         dyad.load(str(run), "cpu", width=0)
+
+
+def test_the_width_of_evaluations_is_of_evaluations_alone(run: Path, tmp_path: Path) -> None:
+    """As in `python -m eval`; exports and dyad.load have whole embeddings."""
+    entry, narrow = f"zero_shot:{EMOJI / 'groups.json'}", tmp_path / "run"
+    shutil.copytree(run, narrow)
+    tree = OmegaConf.load(run / "config.yaml")
+    tree.eval.width = 8
+    OmegaConf.save(tree, narrow / "config.yaml")
+    model = dyad.load(str(narrow), "cpu")
+    assert model.encode_text("a frog").shape == (1, 32)
+    of_8, of_all = (dyad.evaluate(dyad.load(str(run), "cpu", width=width), entry) for width in (8, None))
+    assert dyad.evaluate(model, entry) == of_8 != of_all == dyad.evaluate(dyad.load(narrow, "cpu", width=32), entry)
 
 
 def test_metrics_equal_those_of_the_command(run: Path, texts: Path, beir: Path, tmp_path: Path) -> None:

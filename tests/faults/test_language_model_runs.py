@@ -117,7 +117,8 @@ def test_a_run_is_evaluated_exported_and_scores(data: Path, jobs: Jobs, commands
     assert dyad.load(str(run)).score("abc", answers[0]) == pytest.approx(
         scores[:1], abs=1e-6
     )  # one text is a list of it
-    assert dyad.load(f"lm:{folder}").score("abc", answers) == pytest.approx(scores, abs=1e-6)
+    for name in (f"lm:{folder}", str(folder)):
+        assert dyad.load(name).score("abc", answers) == pytest.approx(scores, abs=1e-6)
     model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
     for answer, score in zip(answers, scores, strict=True):
         ids = [tokenizer.bos_token_id, *tokenizer("abc").input_ids, *tokenizer(answer).input_ids[:8]]

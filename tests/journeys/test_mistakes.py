@@ -9,6 +9,7 @@ from omegaconf import OmegaConf
 from dyad.data.base.errors import ConfigError
 from dyad.evaluation.load_run import read_config
 from dyad.run.checks import check_arguments, check_config
+from dyad.train.cli.also import auxiliary_configs
 from dyad.train.cli.compose import compose_config, groups, keys, preview, to_train_config, words_for
 from dyad.train.cli.synonyms import ADVICE, SYNONYMS
 from dyad.train.cli.unread_keys import READ_ONLY_WITH, refuse_unread
@@ -249,6 +250,17 @@ def test_a_width_is_read_by_cpc_and_by_a_running_mean_alone() -> None:
     refuse_unread(word, [compose_config([*moments, "objective.lambda_momentum=0.5"])])
     with raises(ConfigError, "objective.width=8", "objective.lambda_momentum"):
         refuse_unread(word, [compose_config(moments)])
+
+
+def test_a_key_that_an_auxiliary_loss_takes_from_the_run_is_read() -> None:
+    """A run of images alone; its further loss has captions, and takes model.* of the run unless it has its own."""
+    words = ["experiment=simclr_emoji", "model.grad_checkpointing=true", "model.text.context_length=8"]
+    captions = "task=image_text objective=clip data=emoji model.head=none"
+    config = compose_config([*words, f"also.more='{captions}'"])
+    refuse_unread(words, [config], [*auxiliary_configs(config).values()])
+    config = compose_config([*words, f"also.more='{captions} model.text.context_length=9'"])
+    with raises(ConfigError, "model.text.context_length=8", "data.items=texts"):
+        refuse_unread(words, [config], [*auxiliary_configs(config).values()])
 
 
 def test_towers_of_our_own_recompute_no_activations() -> None:

@@ -15,17 +15,20 @@ from omegaconf import MISSING, DictConfig, OmegaConf
 from dyad.data.base.errors import ConfigError
 from dyad.train.config import KNOWN_BY_WEIGHTS
 from dyad.train.run_folder.folder import flat, run_of, saved_config
+from dyad.train.run_folder.older_runs import ADDED, UNRECORDED
 from dyad.train.towers.libraries.published import shared_model_name
 from dyad.train.towers.libraries.sentence_transformers import OPEN, folder_of_config
 
 NAMES = ("model.name", "model.text", "model.text.name")  # if one of these is typed, the user names the text model
 # Keys that decide the architecture of a model. A run with init_from takes them, and those of OPEN, from the other run
 ARCHITECTURE = """
-model.name model.pretrained model.activation model.embed_dim model.shared data.resize
+model.name model.pretrained model.activation model.embed_dim model.shared model.head model.head_width model.classes
+data.resize
 model.image.kind model.image.name model.image.pretrained model.image.image_size model.image.widths
 model.image.from_scratch model.image.lora_rank model.image.lora_alpha model.image.lora_targets
-model.text.kind model.text.name model.text.pretrained
+model.text.kind model.text.name model.text.pretrained model.text.end_token
 model.text.from_scratch model.text.lora_rank model.text.lora_alpha model.text.lora_targets
+model.context.kind model.context.layers model.context.width model.context.heads model.context.embed_dim
 """.split()
 
 
@@ -44,9 +47,6 @@ def take_start_defaults(config: DictConfig, typed: Collection[str]) -> None:
     def is_open(key: str) -> bool:
         return not any(key == name or key.startswith(f"{name}.") for name in typed)
 
-    for key, value in _of_run(config).items():
-        if is_open(key):
-            OmegaConf.update(config, key, value)
     if config.init_from is None and not {*NAMES}.isdisjoint(typed):
         with suppress(ConfigError):  # for a folder that cannot be used; `fill_defaults` raises it where it matters
             found = folder_of_config(config, fetch=True)
@@ -56,6 +56,9 @@ def take_start_defaults(config: DictConfig, typed: Collection[str]) -> None:
     own: Any = OmegaConf.merge(config.model, {"embed_dim": None})
     if is_open("model.embed_dim") and shared_model_name(own):
         config.model = own  # the projections of both towers are part of the model
+    for key, value in _of_run(config).items():
+        if is_open(key):
+            OmegaConf.update(config, key, value)
     if is_open("from_weights"):
         config.from_weights = [
             name for name, keys in KNOWN_BY_WEIGHTS.items() if all(is_open(f"objective.{key}") for key in keys)
@@ -63,9 +66,14 @@ def take_start_defaults(config: DictConfig, typed: Collection[str]) -> None:
 
 
 def _of_run(config: DictConfig) -> dict[str, Any]:
-    """Return key → value of the keys ARCHITECTURE and OPEN in the run that init_from names; {} if it names no run."""
-    run = None if config.init_from is None else run_of(Path(config.init_from))
-    saved = {} if run is None else flat(saved_config(run))
+    """Return key → value of the keys ARCHITECTURE and OPEN in the run that init_from names; {} if it names no run.
+
+    A key that this run is too old to have counts as having the value in ADDED; keys of UNRECORDED are left out.
+    """
+    if config.init_from is None or (run := run_of(Path(config.init_from))) is None:
+        return {}
+    older = {key: value for key, value in ADDED.items() if key not in UNRECORDED}
+    saved = {**older, **flat(saved_config(run))}
     return {key: saved[key] for key in (*ARCHITECTURE, *sorted(OPEN)) if key in saved and _has(config, key)}
 
 

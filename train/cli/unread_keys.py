@@ -106,12 +106,13 @@ READ_ONLY_WITH = {
 }
 
 
-def refuse_unread(words: Iterable[str], configs: Sequence[TrainConfig]) -> None:
+def refuse_unread(words: Iterable[str], configs: Sequence[TrainConfig], auxiliary: Sequence[TrainConfig] = ()) -> None:
     """Raise ConfigError if the command line sets keys that none of its runs would read.
 
     A value that is the key's default, or null, is never refused. Also raises ConfigError for objective.temperature if
     objective.init_scale, its inverse, says another value. words: the key=value arguments of the command line. configs:
-    the configuration of each of its runs; several in a sweep.
+    the configuration of each of its runs; several in a sweep. auxiliary: those of auxiliary losses (also.NAME), which
+    read what they take from the run.
     """
     typed = {word.partition("=")[0]: word.partition("=")[2] for word in words}
     chosen = {key: value for config in configs for key, value in _chosen(config).items() if _is_typed(key, typed)}
@@ -120,7 +121,7 @@ def refuse_unread(words: Iterable[str], configs: Sequence[TrainConfig]) -> None:
         f"{condition}. Leave it out, or set that"
         for key, value in chosen.items()
         if value is not None  # null asks for nothing
-        for condition in unmet(key, configs)
+        for condition in unmet(key, [*configs, *(own for own in auxiliary if all_keys(own).get(key) == value)])
     )
     start = typed.get("objective.temperature")
     number = parse_argument(f"objective.temperature={start}").value()  # of 0.10, the number 0.1

@@ -47,8 +47,8 @@ NOT_MATHS = tuple(
     data.workers data.timeout data.bad_ data.val model.frozen_cache_mb plugins plan.""".split()
 )
 
-# Keys that may always change: how long the run is, and how a step fits into memory
-LENGTH, MEMORY = ("steps", "epochs"), ("chunk_size", "model.grad_checkpointing")
+# Keys that may always change: how long the run is; the recipe, whose keys are compared, and what changes memory alone
+LENGTH, FREE = ("steps", "epochs"), ("experiment", "model.grad_checkpointing")
 # Keys that may change with another batch size, or with more data
 WITH_BATCH = "global_batch_size optim.warmup optim.cooldown data.negatives.refresh_every".split()
 WITH_DATA = ("data.train", "data.passage.corpus")
@@ -180,9 +180,9 @@ def check_run(config: TrainConfig) -> None:
     """Raise ConfigError if the run folder has a checkpoint of a configuration that trains other weights than `config`.
 
     Compared are the keys that change the trained weights (see maths_keys), with those in the folder's config.yaml; keys
-    that it lacks count as having the value in ADDED, or None. Not compared are `experiment`, LENGTH, MEMORY (except
-    with batch norms per chunk), keys that `resume` lets change, keys of UNRECORDED that it lacks, and what a resume
-    keeps: model.activation, precision=auto, a recorded data.caption_per=line. With resume=never nothing is checked.
+    that it lacks count as having the value in ADDED, or None. Not compared are LENGTH, FREE, chunk_size (except with
+    batch norms per chunk), keys that `resume` lets change, keys of UNRECORDED that it lacks, and what a resume keeps:
+    model.activation, precision=auto, a recorded data.caption_per=line. With resume=never nothing is checked.
     """
     folder, resume = run_folder(config), config.resume
     if (old := _resumed_keys(config)) is None:
@@ -190,8 +190,8 @@ def check_run(config: TrainConfig) -> None:
     new = {**all_keys(config), "precision": recorded_precision(config).value}
     new["model.activation"] = recorded_activation(config).value
     new["data.caption_per"] = recorded_caption_per(config).value
-    free = {"experiment", *LENGTH, *(set(UNRECORDED) - {*old})}  # experiment names the recipe whose keys are compared
-    free |= {*MEMORY * (config.model.batch_norm is not BatchNorm.per_chunk)}
+    free = {*LENGTH, *FREE, *(set(UNRECORDED) - {*old})}
+    free |= {*["chunk_size"] * (config.model.batch_norm is not BatchNorm.per_chunk)}
     free |= {*WITH_BATCH * resume.allow_batch_change, *WITH_DATA * resume.allow_more_data}
     old = {**{key: ADDED[key] for key in ADDED.keys() & new.keys() - UNRECORDED}, **old}
     changed = [k for k in {*old, *new} - free if not k.startswith(NOT_MATHS) and old.get(k) != new.get(k)]

@@ -248,7 +248,10 @@ def _text_encoder(config: ModelConfig, load_pretrained: bool) -> tuple[Tower, Te
     (SigLIP).
     """
     if (kind := config.text.kind) is not TextTower.transformers:
-        raise ConfigError(f"model.text.kind={kind}: questions, passages and views take model.text.kind=transformers")
+        raise ConfigError(
+            f"model.text.kind={kind}: questions, passages and views take model.text.kind=transformers, as of "
+            "model=encoder model.text.name=FOLDER"
+        )
     tower, tokenize = build_text_encoder(BuildContext(config, load_pretrained))
     if isinstance(tower.trunk, Pooled) and tower.trunk.one_length:
         problem = f"model.text.name={config.text.name or config.name}: it takes texts of one length"
@@ -277,14 +280,14 @@ def _pair(x_tower: Tower, y_tower: Tower, config: ModelConfig) -> TwoTower:
     return towers
 
 
-def share_towers(towers: TwoTower, main_towers: TwoTower, name: str, whole: bool = True) -> None:
+def share_towers(towers: TwoTower, main_towers: TwoTower, whole: bool = True) -> None:
     """Replace towers of `towers`, in place, by towers of `main_towers` with equal modules and shapes of weights.
 
     Compared are the classes of modules, and names and shapes of weights, never their values. If only the trunks are
     alike, the trunk and the module `prepare` are replaced, and the projection stays. A tower of vectors of classes is
     never replaced, as other losses may have other classes. A side takes the x tower of the run if that fits, else the
-    y tower. towers: the towers of an auxiliary loss. main_towers: the towers of the run. name: the key that the error
-    message begins with. whole=False: share trunks only. Raises ConfigError if nothing is shared.
+    y tower. towers: the towers of an auxiliary loss. main_towers: the towers of the run. whole=False: share trunks
+    only. Raises ConfigError if nothing is shared.
     """
 
     def parts(module: nn.Module) -> list[Any]:  # other kinds of batch norm or activation have the same shapes
@@ -306,4 +309,4 @@ def share_towers(towers: TwoTower, main_towers: TwoTower, name: str, whole: bool
             shared = True
             break
     if not shared:
-        raise ConfigError(f"{name}: shares no tower with the run: its model.* keys make others")
+        raise ConfigError("shares no tower with the run: its model.* keys make others")

@@ -8,8 +8,10 @@ from copy import deepcopy
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
+import torch
 from helpers import tiny_bert
 from helpers.messages import raises
 from helpers.rows import write_beir
@@ -61,6 +63,24 @@ def test_a_target_beside_an_auxiliary_loss() -> None:
     run = ["data=simclr", "objective=spectral_alternating", "target.kind=ema", "weight=3", also]
     components = stepped(compose_config([*IMAGES, *run]))
     assert components.step.target.towers and components.auxiliary["groups"].config.weight == 1
+
+
+def test_errors_in_building_an_auxiliary_loss_name_it() -> None:
+    captions = "also.captions='task=image_text objective=clip model.text.kind=transformers'"
+    with raises(ConfigError, "also.captions: model.text.name"):
+        build_components(compose_config([*IMAGES, "data=simclr", "objective=simclr", captions]), World())
+
+
+def test_recomputed_activations_change_no_bit_with_batch_norms_per_chunk() -> None:
+    """Batch norms see each chunk a second time in the backward pass, and their statistics must not count it."""
+    tower = ["model.image.kind=timm", "model.image.name=test_resnet", "model.head=none", "model.batch_norm=per_chunk"]
+    words = [*IMAGES, "data=simclr", "objective=simclr", "chunk_size=4", "keep_graphs=1", *tower]
+    plain, again = (
+        stepped(compose_config([*words, f"model.grad_checkpointing={on}"])).model.towers for on in (False, True)
+    )
+    assert cast(Any, again.x_tower).trunk.grad_checkpointing
+    for before, after in zip(plain.state_dict().values(), again.state_dict().values(), strict=True):
+        assert torch.equal(before, after)
 
 
 def test_noise_is_added_by_the_step_where_the_loader_leaves_it_to_the_device() -> None:

@@ -2,13 +2,26 @@
 
 import json
 import os
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
+from helpers.messages import raises
 
+from dyad.data.base.errors import ConfigError
 from dyad.train.cli.compose import compose_config
 from dyad.train.config import TrainConfig
-from dyad.train.run_folder.folder import CONFIG, REPORT, STATE, is_finished, open_run, resume_mode, run_folder, steps
+from dyad.train.run_folder.folder import (
+    CONFIG,
+    REPORT,
+    STATE,
+    check_run,
+    is_finished,
+    open_run,
+    resume_mode,
+    run_folder,
+    steps,
+)
 from dyad.train.run_folder.run_state import RunState
 
 
@@ -60,6 +73,16 @@ def test_a_kill_while_a_run_is_put_aside_loses_and_mixes_nothing(
     assert {*os.listdir(run), *os.listdir(aside)} - {aside.name} == files
     assert not (run / "checkpoints").exists() or (run / CONFIG).exists()
     assert (run / "checkpoints").exists() or not (run / "metrics.jsonl").exists()
+
+
+@pytest.mark.parametrize(("norm", "may"), [("global", True), ("frozen", True), ("per_chunk", False)])
+def test_what_changes_memory_alone_may_change(norm: str, may: bool, tmp_path: Path) -> None:
+    """tests/dyad/run/test_views.py trains with per_chunk and model.grad_checkpointing."""
+    own = f"model.batch_norm={norm}"
+    begun(configured(tmp_path, own), 10)
+    check_run(configured(tmp_path, own, "model.grad_checkpointing=true"))
+    with nullcontext() if may else raises(ConfigError, "chunk_size: None there, 8 now"):
+        check_run(configured(tmp_path, own, "chunk_size=8"))
 
 
 def test_the_same_resume_goes_on_once_it_has_begun(tmp_path: Path) -> None:

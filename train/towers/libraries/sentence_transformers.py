@@ -188,15 +188,22 @@ def open_schema(config: Any, prefix: str = "") -> DictConfig:
 
 
 def describe_choices(config: TrainConfig) -> Iterator[str]:
-    """Yield lines for the log on the settings of the text tower's SentenceTransformer folder.
+    """Yield lines for the log on what the text tower takes from its model, such as a SentenceTransformer folder.
 
-    The lines name the folder's settings that the run uses and those for which it has other values, and warn of a
+    The first says that a pretrained encoder of questions and passages gets a projection with random weights, if it
+    does. The others name the folder's settings that the run uses and those for which it has other values, and warn of a
     temperature that does not suit the run's cosine similarity, if the folder names a similarity. For a folder or
     published model whose settings cannot be read, they say why only its transformers encoder is used. Any other model
     yields nothing. Nothing is downloaded.
     """
     text, name = config.model.text, config.model.text.name or config.model.name
     key = f"model{'.text' if text.name else ''}.name={name}"
+    is_pretrained = config.init_from is None and not text.from_scratch
+    if is_pretrained and config.task is Task.question_passage and (width := config.model.embed_dim) is not None:
+        yield (
+            f"model.embed_dim={width}: {key} gets a projection to this width, with random weights. The encoder alone, "
+            "as with model=encoder: model.embed_dim=null"
+        )
     try:
         found = folder_of_config(config)
     except ConfigError as error:

@@ -167,6 +167,16 @@ def test_a_plain_encoder_has_the_defaults_of_the_keys(bert: str) -> None:
     assert list(describe_choices(config)) == []
 
 
+def test_a_projection_that_nobody_typed_is_said(bert: str) -> None:
+    """model.embed_dim has a default, for towers beside images, which presets of text models set to null."""
+    named = ["model.text.kind=transformers", f"model.text.name={bert}"]
+    words = ["task=question_passage", "data=question_passage", "objective=dpr", "data.train=x", *named]
+    (line,) = describe_choices(compose_config(words))
+    assert line.startswith(f"model.embed_dim=256: model.text.name={bert} gets") and "random weights" in line
+    for more in ("model.embed_dim=null", "model.text.from_scratch=true", "init_from=runs/a"):
+        assert list(describe_choices(compose_config([*words, more]))) == []
+
+
 def test_a_tokenizer_that_ends_texts_with_its_padding_keeps_the_end(bert: str, tmp_path: Path) -> None:
     """As Qwen3-Embedding's does: its padding is what it puts behind every text."""
     folder = folder_of(bert, tmp_path / "st", pooling="lasttoken", similarity_fn_name="dot")

@@ -236,20 +236,6 @@ def test_an_older_run_goes_on_with_gelu(tmp_path: Path, hub: Path) -> None:
     assert run_folder(configured(*WEIGHTS)) == run_folder(configured(*WEIGHTS, "from_weights=[]"))
 
 
-# init_from ------------------------------------------------------------------------------------------------------------
-
-
-def test_init_from_brings_the_kind_of_model(bert: Path, tmp_path: Path) -> None:
-    """Pooling, similarity, prefixes, lengths; a typed key wins, and so does what a typed preset of the model sets."""
-    own = ["model.text.pooling=cls", "objective.similarity=dot", "data.question.prefix='q: '", "data.passage.length=77"]
-    run = open_run(configured(*text_words(bert), *own, f"run.dir={tmp_path}", "run.name=first"))
-    config = configured("task=question_passage", f"init_from={run}")
-    assert (config.model.text.name, config.model.text.pooling.value) == (str(bert), "cls")
-    assert (config.objective.similarity.value, config.data.question.prefix) == ("dot", "q: ")
-    typed = configured("experiment=mnrl", f"init_from={run}", "data.passage.length=9", "model=encoder")
-    assert (typed.data.passage.length, typed.model.text.name, typed.model.text.pooling.value) == (9, str(bert), "cls")
-
-
 def test_words_for_a_configuration_compose_to_it(sentences: Path) -> None:
     config = configured("experiment=mnrl", f"model.text.name={sentences}", "data.passage.length=256")
     assert all_keys(compose_config(words_for(config))) == all_keys(config)
