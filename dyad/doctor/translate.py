@@ -188,14 +188,14 @@ def _optimiser(job: Translation) -> None:
     """Set the optimiser, the learning rate schedule and its cooldown in `job`, from open_clip's flags.
 
     Must run after `_direct`, whose optim.beta1, beta2 and eps it moves to optim.options for an optimiser of timm. For
-    models that are no ViT, beta2 and eps get open_clip's defaults, if no flag gives them. Refuses an optimiser that is
-    neither AdamW nor timm's, and --momentum without timm. Raises ConfigError for one of timm's without --lr, and for a
-    cooldown whose number of steps is unknown.
+    timm/adamw, and for models that are no ViT, beta2 and eps get the defaults there, if no flag gives them. Refuses an
+    optimiser that is neither AdamW nor timm's, and --momentum without timm. Raises ConfigError for one of timm's
+    without --lr, and for a cooldown whose number of steps is unknown.
     """
     _, is_timm, name = job.text("opt").lower().rpartition("timm/")
-    if is_timm:
-        if "lr" not in job.given:
-            raise ConfigError(f"--opt {job.text('opt')}: say its learning rate, --lr: each one of timm has its own")
+    if is_timm and "lr" not in job.given:
+        raise ConfigError(f"--opt {job.text('opt')}: say its learning rate, --lr: each one of timm has its own")
+    if is_timm and name != "adamw":
         job.set("optim.name", name)
         betas = [job.keys.pop(f"optim.{key}", "") for key in ("beta1", "beta2")]
         options = {"eps": job.keys.pop("optim.eps", ""), "momentum": job.text("momentum")}
@@ -203,7 +203,7 @@ def _optimiser(job: Translation) -> None:
         for key, value in options.items():
             if value:
                 job.set(f"optim.options.{key}", value)
-    elif "vit" not in job.text("model").lower():
+    elif is_timm or "vit" not in job.text("model").lower():  # timm's AdamW is torch's, with the defaults of torch
         for key, value in {"beta2": "0.999", "eps": "1e-8"}.items():
             if key not in job.given:
                 job.set(f"optim.{key}", value, implied=True)

@@ -20,9 +20,9 @@ class Translation:
     """An open_clip command and the Dyad command that replaces it, built by the functions RULES of translate.py in turn.
 
     launch: the processes that the command starts. given: flag without dashes → its values in the open_clip command.
-    keys: key → value for `python -m train`; a text that is a number stands for this number. notes: lines for the user. implied: key →
-    whether its value is a default of open_clip, and not from a flag in the command. refused: why the command cannot be
-    translated, a line each.
+    keys: key → value for `python -m train`; a text that is a number stands for this number. notes: lines for the user.
+    implied: key → whether its value is a default of open_clip, and not from a flag in the command. refused: why the
+    command cannot be translated, a line each.
     """
 
     launch: Launch

@@ -188,6 +188,13 @@ def test_an_optimiser_of_timm_has_the_options_that_were_typed_and_else_its_own()
     assert config.optim.options == {"betas": [0.9, 0.95]} and config.optim.name == "lion"
 
 
+def test_timms_adamw_is_ours_with_the_defaults_of_torch() -> None:
+    line = f"{MAIN} --train-data a.tar --model ViT-B-32 --opt timm/adamw --lr 1e-3"
+    for given, wanted in {"": (0.9, 0.999, 1e-8), "--beta1 0.8 --beta2 0.98 --eps 1e-6": (0.8, 0.98, 1e-6)}.items():
+        optim = compose_config(run([f"{line} {given}"]).arguments).optim
+        assert (optim.name, optim.beta1, optim.beta2, optim.eps) == ("adamw", *wanted)
+
+
 def test_values_arrive() -> None:
     _, config = translated(LINES["scripts h14 pretrain"])
     assert config.data.augment.crop_scale == [0.4, 1.0]
