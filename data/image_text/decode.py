@@ -39,11 +39,14 @@ def decode(data: bytes, max_pixels: int) -> Tensor:
 
 def to_rgb(image: Image) -> Image:
     """Convert a PIL image to mode RGB, with white behind transparent pixels. Return the image itself if it is RGB
-    without transparency. Modes I and I;16 count as 16 bits a pixel, of which the upper 8 are taken."""
+    without transparency. Mode I;16 has 16 bits a pixel, of which the upper 8 are taken; so has mode I with a value
+    above 255."""
     from PIL import Image
 
-    if image.mode.startswith("I"):  # 16 bits a pixel, which convert() would clip
-        image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
+    if image.mode.startswith("I"):  # convert() would clip 16 bits
+        grey = np.asarray(image)
+        bits = 8 if image.mode == "I" and grey.max() <= 255 else 16
+        image = Image.fromarray((grey.clip(0, 65535) >> bits - 8).astype(np.uint8))
     if image.has_transparency_data:
         image = image.convert("RGBA")
         image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)

@@ -44,6 +44,11 @@ PASSAGE_IDS = ("_id", "docid", "id", "psg_id", "passage_id", "pid")
 PASSAGE_FIELDS = (*PASSAGE_IDS, "text", "contents", "title")
 
 
+class PairScore(str):
+    """The setting data.teacher of an objective that learns the score of a pair. By this type instead of str, a row with
+    negatives is refused: of their scores nothing would be learned."""
+
+
 class AnyScore(str):
     """The setting data.teacher, the name of the field with the score of a pair, in the form for evaluation data. The
     type AnyScore instead of str says that a row without this field may have the score in another field of SCORES."""
@@ -283,10 +288,13 @@ def _with_scores(fields: Fields, name: str, found: QuestionFormat, lists: Sequen
     """Return the positives, negatives and hard negatives of a row with the teacher's score in each Passage.
 
     name: the setting data.teacher, the field with the scores. found: the format of the row. lists: the three lists
-    without scores. Raises BadRow when a score is missing or no finite number, and for a format that names passages by
-    id.
+    without scores. Raises BadRow when a score is missing or no finite number, for a format that names passages by id,
+    and for a row with negatives if `name` is a PairScore.
     """
     names, counts = (found.positives, found.negatives, found.hard_negatives), [*map(len, lists)]
+    if isinstance(name, PairScore) and any(counts[1:]):
+        own = "objective=cosent and cosine_mse learn pairs. Take margin_mse or distill_kl with data.negatives.per_row=1"
+        raise BadRow("no pair", f"it has negatives; {own}")
     if found.read_list is _ids:
         raise BadRow(NO_SCORE, f"{found.positives} names passages by id; scores are read beside texts")
     if found.read_list is _passages:

@@ -18,7 +18,7 @@ from dyad.data.base.progress import print_once
 from dyad.data.config import DataConfig, DrawnPositives, PassageConfig
 from dyad.data.question_passage import judgements
 from dyad.data.question_passage.corpus import Corpus, CorpusPassages, PassageList, corpus_files, corpus_of, open_corpus
-from dyad.data.question_passage.formats import AnyScore, Record, query_of, record_of
+from dyad.data.question_passage.formats import AnyScore, PairScore, Record, query_of, record_of
 from dyad.data.question_passage.passages import InlinePassages, Passage, Question
 from dyad.data.shards.content_keys import Int64s, hash_ids, json_digest, key_name
 from dyad.data.shards.index_cache import cached_array
@@ -270,8 +270,9 @@ class RowQuestions:
             told = {"relevance": self.relevance, "teacher": self.teacher}
             key = "".join(f" {name}={shlex.quote(value)}" for name, value in told.items() if value is not None)
             pack = f"python -m data pack {file} out=packed to=dpr{key} on_error=skip"
-            # the rows of an AnyScore may have their scores in another field
-            hint = "" if isinstance(self.teacher, AnyScore) else f". Rows like this one are left out by: {pack}"
+            # pack reads scores of one field, of rows with negatives too
+            by_pack = not isinstance(self.teacher, AnyScore | PairScore)
+            hint = f". Rows like this one are left out by: {pack}" if by_pack else ""
             raise DataError(f"{self.rows.where(i)}: {error}{hint}") from None
         question_id = record.question.id or key_name(record.question.key)
         return replace(record, question=replace(record.question, id=question_id))

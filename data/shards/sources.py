@@ -22,7 +22,6 @@ PACKED = (".gz", ".zst", ".tgz")
 HEAVIEST = 10**6  # the largest weight of a source
 LISTED_SCHEMES = ("s3", "gs", "hf", "memory")  # URL schemes whose folders can be listed; http servers cannot
 Tables = Callable[[str], Sequence[str]]  # path → the shards that its table is read from; empty if it is no table
-FORMS = "a path, a folder, a glob, 'd/{000..099}.tar', several joined by '::', each with a weight like '@2' or '@0.5'"
 
 
 @dataclass(frozen=True)
@@ -109,7 +108,10 @@ def written_sources(value: str | Sequence[Any], key: str) -> list[WrittenSource]
     listed = [[entry] if isinstance(entry, Mapping) else entry.split("::") for entry in entries] if known else []
     parts = [part.strip() if isinstance(part, str) else part for parts in listed for part in parts]
     if not parts or not all(parts):
-        raise ConfigError(f"{key}={value!r} names no shards. Write {FORMS}, or a list of these.")
+        raise ConfigError(
+            f"{key}={value!r} names no shards. Write a path (of digits alone as ./2024), a folder, a glob, "
+            "'d/{000..099}.tar', several joined by '::', each with a weight like '@2' or '@0.5', or a list of these."
+        )
     return [WrittenSource(*_split_weight(part, key)) if isinstance(part, str) else _parsed(part, key) for part in parts]
 
 

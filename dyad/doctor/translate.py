@@ -16,6 +16,7 @@ from dyad.data.base.errors import ConfigError, nearest, raise_broken
 from dyad.doctor.open_clip_line import EXAMPLE, read_line
 from dyad.doctor.translation import NUMBER, Translation
 from dyad.train.cli import open_clip_flags as flags
+from dyad.train.cli.command_line import parse_argument
 from dyad.train.cli.compose import compose_config
 from dyad.train.cli.unread_keys import refuse_unread
 from dyad.train.config_rules import validate
@@ -52,7 +53,7 @@ def translate(line: str, gpus: int | None = None) -> Translation:
     job.note_given(flags.ABSENT, "not here: ")
     job.note_given(flags.ALREADY)
     job.notes += [f"${name}: a variable of your shell without a value here; put one in its place" for name in unset]
-    if implied := [f"{key}={value}" for key, value in job.keys.items() if job.implied[key]]:
+    if implied := [job.argument(key) for key in job.keys if job.implied[key]]:
         job.notes.append(f"without being typed, open_clip has: {' '.join(implied)}")
     return job
 
@@ -89,7 +90,7 @@ def _shards(job: Translation, flag: str) -> str:
     path = job.text(flag)
     if re.search(r"\.[ct]sv$", path) or job.text("dataset-type") == "csv":
         if job.given.keys() & flags.OF_TABLES:
-            job.set("data.columns", f"[{job.text('csv-img-key')},{job.text('csv-caption-key')}]")
+            job.set("data.columns", [job.text("csv-img-key"), job.text("csv-caption-key")])
         job.note(flag, "the table is converted once, at the first start; its separator is found")
         job.drop([UPSAMPLING], "only shards have factors")
         return path
@@ -187,21 +188,22 @@ def _optimiser(job: Translation) -> None:
     """Set the optimiser, the learning rate schedule and its cooldown in `job`, from open_clip's flags.
 
     Must run after `_direct`, whose optim.beta1, beta2 and eps it moves to optim.options for an optimiser of timm. For
-    models that are no ViT, beta2 and eps get open_clip's defaults, if no flag gives them. Refuses an optimiser that is
-    neither AdamW nor timm's, and --momentum without timm. Raises ConfigError for one of timm's without --lr, and for a
-    cooldown whose number of steps is unknown.
+    timm/adamw, and for models that are no ViT, beta2 and eps get the defaults there, if no flag gives them. Refuses an
+    optimiser that is neither AdamW nor timm's, and --momentum without timm. Raises ConfigError for one of timm's
+    without --lr, and for a cooldown whose number of steps is unknown.
     """
     _, is_timm, name = job.text("opt").lower().rpartition("timm/")
-    if is_timm:
-        if "lr" not in job.given:
-            raise ConfigError(f"--opt {job.text('opt')}: say its learning rate, --lr: each one of timm has its own")
+    if is_timm and "lr" not in job.given:
+        raise ConfigError(f"--opt {job.text('opt')}: say its learning rate, --lr: each one of timm has its own")
+    if is_timm and name != "adamw":
         job.set("optim.name", name)
         betas = [job.keys.pop(f"optim.{key}", "") for key in ("beta1", "beta2")]
         options = {"eps": job.keys.pop("optim.eps", ""), "momentum": job.text("momentum")}
-        for key, value in {**options, "betas": f"[{','.join(betas)}]" if all(betas) else ""}.items():
+        options["betas"] = parse_argument(f"betas=[{','.join(betas)}]").value() if all(betas) else ""
+        for key, value in options.items():
             if value:
                 job.set(f"optim.options.{key}", value)
-    elif "vit" not in job.text("model").lower():
+    elif is_timm or "vit" not in job.text("model").lower():  # timm's AdamW is torch's, with the defaults of torch
         for key, value in {"beta2": "0.999", "eps": "1e-8"}.items():
             if key not in job.given:
                 job.set(f"optim.{key}", value, implied=True)
@@ -248,8 +250,8 @@ def _augment(job: Translation) -> None:
         job.note("aug-cfg", "open_clip has no colour jitter without color_jitter_prob")
     for name, key in flags.AUGMENT.items():
         if text := given.get(name, flags.AUGMENT_DEFAULTS.get(name)):
-            numbers = NUMBER.findall(text)
-            job.set(key, f"[{','.join(numbers)}]" if len(numbers) > 1 else text, implied=name not in given)
+            numbers = [*map(float, NUMBER.findall(text))]
+            job.set(key, numbers if len(numbers) > 1 else text, implied=name not in given)
     if others := sorted(given.keys() - flags.AUGMENT.keys()):
         job.refuse("aug-cfg", f"there is no {', '.join(others)}")
 
@@ -263,7 +265,7 @@ def _tracking(job: Translation) -> None:
     if not services & {"wandb", "all"}:
         job.set("tracking.wandb", "disabled", implied="report-to" not in job.given)
     if services & {"tensorboard", "all"}:
-        job.set("tracking.tensorboard", "true")
+        job.set("tracking.tensorboard", True)
     if "trackio" in services:
         job.note("report-to", "no trackio; metrics.jsonl has every value")
 
@@ -279,9 +281,8 @@ def _direct(job: Translation) -> None:
         value = job.text(flag)
         if value.lower() not in ("", "none"):
             job.set(key, value, implied=flag not in job.given)
-    for flag, setting in flags.SWITCHES.items():
+    for flag, (key, value) in flags.SWITCHES.items():
         if flag in job.given:
-            key, _, value = setting.partition("=")
             job.set(key, value)
     for lock, unlocked in (("lock-image", "lock-image-unlocked-groups"), ("lock-text", "lock-text-unlocked-layers")):
         if lock not in job.given:

@@ -12,7 +12,6 @@ from dyad.doctor.open_clip_line import Launch
 from dyad.train.arguments import as_argument
 from dyad.train.cli import open_clip_flags as flags
 
-LITERAL = re.compile(r"[\w./:@+-]+|\[[\w.,+-]*\]")  # texts that need no quotes; numbers among them are numbers
 NUMBER = re.compile(r"[-+]?\d*\.?\d+(?:[eE][-+]?\d+)?")
 
 
@@ -21,9 +20,9 @@ class Translation:
     """An open_clip command and the Dyad command that replaces it, built by the functions RULES of translate.py in turn.
 
     launch: the processes that the command starts. given: flag without dashes → its values in the open_clip command.
-    keys: key → value for `python -m train`, a text or a list of texts. notes: lines for the user. implied: key →
-    whether its value is a default of open_clip, and not from a flag in the command. refused: why the command cannot be
-    translated, a line each.
+    keys: key → value for `python -m train`; a text that is a number stands for this number. notes: lines for the user.
+    implied: key → whether its value is a default of open_clip, and not from a flag in the command. refused: why the
+    command cannot be translated, a line each.
     """
 
     launch: Launch
@@ -36,12 +35,16 @@ class Translation:
     @property
     def arguments(self) -> list[str]:
         """The keys translated from the open_clip command line, as key=value arguments for `python -m train`."""
-        pairs = self.keys.items()
-        return [f"{k}={v if isinstance(v, str) and LITERAL.fullmatch(v) else as_argument(v)}" for k, v in pairs]
+        return [*map(self.argument, self.keys)]
 
     def __str__(self) -> str:
         """Return the translation to print: the Dyad shell command, then the notes as shell comments."""
         return "\n".join([f"{self.launch.command} {shlex.join(self.arguments)}", *(f"# {note}" for note in self.notes)])
+
+    def argument(self, key: str) -> str:
+        """Return key=value of a key that is set; a number stays as it is typed on the open_clip command line."""
+        value = self.keys[key]
+        return f"{key}={value if NUMBER.fullmatch(str(value)) else as_argument(value)}"
 
     @property
     def world_size(self) -> int:
@@ -82,10 +85,10 @@ class Translation:
     def set(self, key: str, value: object, implied: bool = False) -> None:
         """Set the Dyad configuration key `key` to `value` in the translation of an open_clip command line.
 
-        An earlier value is replaced. value: a list stays one, anything else becomes text. implied: whether it is a
-        default of open_clip, and not from a flag on the command line.
+        An earlier value is replaced. implied: whether it is a default of open_clip, and not from a flag on the command
+        line.
         """
-        self.keys[key] = value if isinstance(value, list) else str(value)
+        self.keys[key] = value
         self.implied[key] = implied
 
     def note(self, flag: str, text: str) -> None:

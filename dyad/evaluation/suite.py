@@ -51,7 +51,7 @@ from dyad.evaluation.kinds.images import RETRIEVAL, VIEWS, WDS, ZERO_SHOT
 from dyad.evaluation.kinds.labelled import CLASSES, PROBE
 from dyad.evaluation.kinds.passages import BEIR, DPR, STS
 from dyad.evaluation.kinds.sequences import CONTEXT_PROBE, NEXT_ITEM
-from dyad.evaluation.suite_entry import Inputs, SuiteEntry, SuiteKind
+from dyad.evaluation.suite_entry import Inputs, SuiteEntry
 from dyad.train.config import Task
 
 if TYPE_CHECKING:
@@ -106,8 +106,8 @@ def _entries(config: TrainConfig) -> Iterator[SuiteEntry]:
         scored = config.objective.inputs == "scored pairs"
         kind = VAL.get(task) or ("beir" if names_beir(val) else "sts" if scored else "dpr")
         yield SuiteEntry(KINDS[kind], "val", "data.val", str(val), val, config.data, config.has_texts)
-    embeds = config.has_images or config.has_texts
-    legal = {name: kind for name, kind in KINDS.items() if _takes(kind, task) and (embeds or kind is not PROBE)}
+    embeds = (config.has_images or config.has_texts) and task is not Task.language_model
+    legal = {name: kind for name, kind in KINDS.items() if kind.task is task or (kind.task is None and embeds)}
     names = ["val"]
     for spec in config.eval.suite:
         kind, _, target = str(spec).partition(":")  # from Python anything may come, such as rows in memory
@@ -120,11 +120,6 @@ def _entries(config: TrainConfig) -> Iterator[SuiteEntry]:
         names.append(_name(target, names, legal[kind].prefix))
         key, kind = f"eval.suite: {kind}", legal[kind]
         yield SuiteEntry(kind, f"eval/{names[-1]}", key, spec, target, config.data, config.has_texts)
-
-
-def _takes(kind: SuiteKind, task: Task) -> bool:
-    """Whether models of `task` can be evaluated on entries of `kind`; a language model has no features to probe."""
-    return kind.task in (task, None) and (kind is not PROBE or task is not Task.language_model)
 
 
 def _name(target: str, taken: Sequence[str], prefix: str = "") -> str:
@@ -171,5 +166,6 @@ def forms_help() -> str:
 
     Kinds of imported plugins are included.
     """
-    rows = {task: [f"{name}:{kind.form}" for name, kind in KINDS.items() if _takes(kind, task)] for task in Task}
-    return "suite entries " + "".join(f"of {task.name}: {'  '.join(forms)}\n" for task, forms in rows.items())
+    names = {task: task.name for task in Task} | {None: "any task that embeds images or texts"}
+    rows = {of: [f"{name}:{kind.form}" for name, kind in KINDS.items() if kind.task is of] for of in names}
+    return "suite entries " + "".join(f"of {names[of]}: {'  '.join(forms)}\n" for of, forms in rows.items())

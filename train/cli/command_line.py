@@ -83,6 +83,9 @@ def _swept(word: str) -> list[str]:
     override = parse_argument(word)
     if not override.is_sweep_override():
         return [word]
+    key, _, values = word.partition("=")
+    if {*values}.isdisjoint("'\"\\([{"):  # plain values stay as they are typed: Hydra makes 20240101 of 2024_01_01
+        return [f"{key}={value.strip()}" for value in values.split(",")]
     try:
         return [f"{override.get_key_element()}={value}" for value in override.sweep_string_iterator()]
     except (HydraException, AssertionError) as error:

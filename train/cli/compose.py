@@ -202,8 +202,7 @@ def _composed(overrides: Sequence[str]) -> DictConfig:
 def _keep_texts(config: DictConfig, words: Sequence[str]) -> None:
     """Set, in place, keys whose value is a text to what was typed, where Hydra has read a number: 1e3, 2024_01_01.
 
-    words: the key=value arguments of the command line. Elements of lists, and the values of a sweep, whose words Hydra
-    makes, stay the texts of these numbers.
+    words: the key=value arguments of the command line. Elements of lists stay the texts of these numbers.
     """
     for word in words:
         key, _, text = word.partition("=")

@@ -25,15 +25,15 @@ KEYS |= {
     "wandb-project-name": "tracking.project",
 }
 
-# Flag without a value → the key=value that it stands for
+# Flag without a value → the key that it sets, and its value
 SWITCHES = {
-    "siglip": "objective=siglip",
-    "fsdp": "dist=fsdp2",
-    "lock-image": "model.image.frozen=true",
-    "lock-text": "model.text.frozen=true",
-    "grad-checkpointing": "model.grad_checkpointing=true",
-    "torchcompile": "compile=true",
-    "delete-previous-checkpoint": "checkpoint.keep=1",
+    "siglip": ("objective", "siglip"),
+    "fsdp": ("dist", "fsdp2"),
+    "lock-image": ("model.image.frozen", True),
+    "lock-text": ("model.text.frozen", True),
+    "grad-checkpointing": ("model.grad_checkpointing", True),
+    "torchcompile": ("compile", True),
+    "delete-previous-checkpoint": ("checkpoint.keep", 1),
 }
 
 # Name in --aug-cfg → key that takes the same value

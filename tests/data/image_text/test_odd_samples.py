@@ -28,6 +28,7 @@ from dyad.data.config import DataConfig
 from dyad.data.image_text.dataset import ImageText, PairMaker, text_key
 from dyad.data.image_text.decode import decode
 from dyad.data.image_text.image_files import read_header, refuse_many_scans
+from dyad.data.image_text.in_memory import pixels
 from dyad.data.image_text.items import retrieval_set
 from dyad.data.image_text.sample import MAX_LETTERS, ShardSample
 from dyad.data.image_text.transforms import ImageSpec, evaluation_transform
@@ -120,6 +121,17 @@ def test_an_odd_image_becomes_rgb(kind: str, tmp_path: Path) -> None:
     batch = made.__getitems__([(0, 0)])
     assert batch.x.shape == (1, 3, 8, 8) and not batch.bad
     np.testing.assert_allclose(batch.x[0].permute(1, 2, 0).reshape(-1, 3), [colour] * 64, atol=1)
+
+
+def test_whole_numbers_of_32_bits_hold_8_or_16_bits() -> None:
+    """PIL's mode I: `convert("I")` keeps the bits that the image had."""
+    eight = np.array([[0, 100, 255]], np.uint8)
+    shades = {"8 bits": Image.fromarray(eight), "16 bits": Image.fromarray(eight.astype(np.uint16) << 8 | 7)}
+    for kind, made in shades.items():
+        for given in (made, made.convert("I")):
+            assert pixels(given, LIMIT)[0].tolist() == eight.tolist(), (kind, given.mode)
+    beyond = Image.fromarray(np.array([[-9, 100 << 8, 70_000]], np.int32))
+    assert pixels(beyond, LIMIT)[0].tolist() == eight.tolist()
 
 
 def test_exif_does_not_turn_an_image() -> None:

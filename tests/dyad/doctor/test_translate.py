@@ -180,12 +180,19 @@ def test_no_schedule_is_no_warm_up() -> None:
 def test_an_optimiser_of_timm_has_the_options_that_were_typed_and_else_its_own() -> None:
     line = f"{MAIN} --train-data a.tar --opt timm/lion --lr 1e-4 --beta1 0.9 --beta2 0.95 --model RN50"
     keys = translate(line).keys
-    assert (keys["optim.name"], keys["optim.lr"], keys["optim.options.betas"]) == ("lion", "1e-4", "[0.9,0.95]")
+    assert (keys["optim.name"], keys["optim.lr"], keys["optim.options.betas"]) == ("lion", "1e-4", [0.9, 0.95])
     assert not keys.keys() & {"optim.beta1", "optim.beta2", "optim.eps", "optim.options.eps"}
     momentum = translate(f"{MAIN} --train-data a.tar --opt timm/sgdw --lr 1 --momentum 0.8 --eps 1e-7").keys
     assert (momentum["optim.options.momentum"], momentum["optim.options.eps"]) == ("0.8", "1e-7")
     config = compose_config(translate(line).arguments)
     assert config.optim.options == {"betas": [0.9, 0.95]} and config.optim.name == "lion"
+
+
+def test_timms_adamw_is_ours_with_the_defaults_of_torch() -> None:
+    line = f"{MAIN} --train-data a.tar --model ViT-B-32 --opt timm/adamw --lr 1e-3"
+    for given, wanted in {"": (0.9, 0.999, 1e-8), "--beta1 0.8 --beta2 0.98 --eps 1e-6": (0.8, 0.98, 1e-6)}.items():
+        optim = compose_config(run([f"{line} {given}"]).arguments).optim
+        assert (optim.name, optim.beta1, optim.beta2, optim.eps) == ("adamw", *wanted)
 
 
 def test_values_arrive() -> None:
@@ -199,6 +206,14 @@ def test_values_arrive() -> None:
     assert config.data.train == "s3://b/cc3m/{00000..00329}.tar" and config.data.val == "s3://b/cc3m/{00330..00331}.tar"
     assert (config.model.text.frozen, config.model.text.unlocked_layers) == (True, 10)
     assert translated(f"{MAIN} --train-data a.tar --siglip")[1].objective.name == "siglip"
+
+
+def test_texts_arrive_whatever_they_look_like() -> None:
+    for name in ("ünix", "null", "true", "[a]", "2024_01_01", "a b", 'say "x"'):
+        translation, config = translated(f"{MAIN} --train-data /d/bücher.tar --name {shlex.quote(name)}")
+        assert (config.run.name, config.data.train) == (name, "/d/bücher.tar"), translation
+    table = f"{MAIN} --train-data a.csv --csv-img-key 'image path' --csv-caption-key 1e3"
+    assert translated(table)[1].data.columns == ["image path", "1e3"]
 
 
 def test_a_colour_jitter_without_a_probability_has_no_effect_in_open_clip() -> None:
@@ -321,7 +336,7 @@ def test_every_flag_has_one_place_and_every_key_exists() -> None:
     theirs = {name.replace("_", "-") for name in vars(parse_args([]))}
     assert {name for name in theirs if not any(part in name for part in flags.OTHER_MODELS)} <= flags.ALL
     known = {key for key, _, _ in keys()} | {*groups()}
-    assert {key.partition("=")[0] for key in [*flags.KEYS.values(), *flags.SWITCHES.values()]} <= known
+    assert {*flags.KEYS.values(), *(key for key, _ in flags.SWITCHES.values())} <= known
 
 
 def test_the_command_prints_it(commands: Commands) -> None:

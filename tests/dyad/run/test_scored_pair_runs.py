@@ -65,6 +65,19 @@ def test_the_scores_are_learned_and_val_says_so(
     assert again["metrics"] == pytest.approx(result["metrics"], abs=1e-6)
 
 
+def test_rows_with_negatives_are_no_pairs(commands: Commands, exact_bert: Path, tmp_path: Path) -> None:
+    """One number is a margin there (MarginMSE); of a list, the scores of the negatives would not be learned."""
+    margins, lists = tmp_path / "margins.csv", tmp_path / "lists.jsonl"
+    margins.write_text("query,positive,negative,score\nlamb,river,king,0.5\nlamb,stone,fire,0.25\n")
+    row = {"query": "lamb", "pos": ["river"], "neg": ["king"], "pos_score": [1], "neg_score": [0]}
+    lists.write_text(f"{json.dumps(row)}\n" * 2)
+    for path, objective, code in ((margins, "cosent", 2), (lists, "cosine_mse", 3)):
+        keys = keys_of("null", steps=1, objective=objective, global_batch_size=2)
+        told = commands.run(*arguments(exact_bert, path, tmp_path / "runs", keys))
+        refused(told, code, path, objective, "margin_mse", "data.negatives.per_row=1")
+    assert not (tmp_path / "runs").exists()
+
+
 def test_no_run_folder_where_it_is_refused(commands: Commands, exact_bert: Path, scored: Path, tmp_path: Path) -> None:
     for more, named in (
         ({"data.teacher": "null"}, ("cosent", "data.teacher=FIELD")),

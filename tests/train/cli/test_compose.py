@@ -191,7 +191,7 @@ def test_a_mistake_has_the_same_answer_under_every_flag(mistake: str) -> None:
 def test_a_sweep_runs_every_combination_and_refuses_a_shared_folder(tmp_path: Path) -> None:
     words = ["experiment=emoji", "-m", "optim.lr=1e-3,2e-3", "seed=range(0,2)"]
     assert [run[1:] for run in parse_command_line(words).runs()] == [
-        [f"optim.lr={lr}", f"seed={seed}"] for lr in ("0.001", "0.002") for seed in (0, 1)
+        [f"optim.lr={lr}", f"seed={seed}"] for lr in ("1e-3", "2e-3") for seed in (0, 1)
     ]
     assert check_arguments(words) is None
     with raises(ConfigError, "4 runs", tmp_path / "one", "run.name"):
@@ -267,6 +267,11 @@ def test_a_text_that_looks_like_a_number_stays_as_it_is_typed(text: str) -> None
     )
     assert run_folder(config).name == text and config.data.captions == [text, "null"] and config.optim.lr == 1e-4
     assert compose_config(words_for(config)) == config
+    sweep = parse_command_line(["experiment=emoji", "-m", f"run.name={text}, b", "data.captions=[a,b],[b,a]"])
+    composed = [compose_config(run) for run in sweep.runs()]
+    assert [(c.run.name, c.data.captions) for c in composed] == [
+        (name, captions) for name in (text, "b") for captions in (["a", "b"], ["b", "a"])
+    ]
 
 
 def test_a_section_of_any_keys_may_be_one_mapping() -> None:

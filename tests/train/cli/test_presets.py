@@ -90,7 +90,7 @@ def test_recipes_are_swept(recipe: Path) -> None:
         ("optim: {patience: 5}", "'optim.max_skipped'"),
         ("steps: abc", "steps=abc"),
         ("precision: amp", "precision=amp"),
-        ("defaults: [override /model: tinny]", "'tiny'"),
+        ("defaults: [override /model: tiny_clp]", "'tiny_clip'"),
         ("a: &x [1]\nb: *x", "mine.yaml"),
         ("steps: [1", "mine.yaml"),
         ("- 1", "mine.yaml"),
