@@ -35,7 +35,7 @@ def read_json(path: Path, largest: int = LARGEST, most: int = MOST, folder: Path
 
 
 def parse_json(content: str | bytes, most: int = MOST) -> Any:
-    """Parse JSON text and return its value. Bytes must be UTF-8; a byte-order mark is skipped.
+    """Parse JSON text and return its value. Bytes must be UTF-8; their byte-order mark is skipped.
 
     Raises ValueError when it is not JSON, has more than `most` commas and opening brackets outside strings, or is
     nested more than DEEPEST times.

@@ -138,7 +138,8 @@ def _suffix(name: str) -> str:
 
 
 def _image_folder(folder: str) -> Table:
-    """Return a folder of images as a table with a row for each image in it and in all folders below.
+    """Return a folder of images as a table with a row for each image in it and in all folders below, without hidden
+    ones.
 
     Its columns are image (relative path), txt (text of the .txt file of the same name) and, if no image lies in
     `folder` itself, class (name of the folder that the image is in).
