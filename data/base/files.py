@@ -292,7 +292,7 @@ class LineFile:
         """Append `line` and a newline to this object's file.
 
         If this fails, the line waits in memory, and no error is raised. The next call of `write`, `sync` or `close`
-        writes it. Not to be called after `close`.
+        tries again. Not to be called after `close`.
         """
         with self._lock:
             self._waiting += line.encode() + b"\n"

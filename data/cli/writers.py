@@ -232,7 +232,7 @@ def row_writer(folder: Path, options: PackOptions, written: "WrittenIds") -> Ite
 
     The function returns whether it wrote the question: False only in the format beir, when an earlier row had the same
     question. New judgements of such a row are written nevertheless. The function raises BadRow as `json_bytes` does; in
-    this format also for an id that a table cannot hold, and for a question id with two texts. written: the ids that
+    the format beir also for an id that a table cannot hold, and for a question id with two texts. written: the ids that
     were written before, which only the format beir uses.
     """
     if options.to is Target.beir:

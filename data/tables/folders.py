@@ -33,10 +33,10 @@ def tables_of(path: str, columns: Sequence[str]) -> list[Table]:
     The list is empty for shards, and for .tsv, .jsonl and .json files that training reads by offset
     (data/shards/rows.py). Of such files these are tables: local files with triples of ids (.tsv), with COCO annotations
     (.json), or with images and their captions or labels (.tsv, .jsonl); and, if `columns` is not empty, every file that
-    `path` names. In a folder they are tables only if `columns` is not empty, except metadata.jsonl, which always is
-    one. columns: the setting data.columns. Raises ConfigError for a missing file, for a folder or a data set of the hub
-    with several splits, and for triples of ids without a file of questions; DataError for a table that cannot be read;
-    OSError when storage fails.
+    `path` names. In a folder they are tables only if `columns` is not empty, except metadata.jsonl. columns: the
+    setting data.columns. Raises ConfigError for a missing file, for a folder or a data set of the hub with several
+    splits, and for triples of ids without a file of questions; DataError for a table that cannot be read; OSError when
+    storage fails.
     """
     if os.path.isdir(path):
         found = _files_of(path, columns)
