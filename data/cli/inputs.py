@@ -235,11 +235,10 @@ def _kind_of_fields(fields: Mapping[str, Any]) -> InputKind | None:
 def open_input(source: str | Sequence[str], options: PackOptions | ReadOptions, key: str) -> InputQuestions:
     """Open the questions that `source` names, and the corpus of passages if there is one.
 
-    source: paths or URLs, in the syntax of data.train. options: give the corpus, the split of a BEIR folder, and how
-    rows are read. key: name of the command-line argument `source`, for messages. Raises ConfigError for a source with a
-    sampling weight (path@2), for a BEIR folder among other sources, and for missing files; DataError for a bad passage
-    of the corpus, and for a line of queries.jsonl without text or id. Other bad rows are yielded, not raised; reading a
-    row that names passages by id raises ConfigError if there is no corpus.
+    source: as data.train. options: give the corpus, the split of a BEIR folder, and how rows are read. key: the name of
+    `source` in messages. Raises ConfigError for a source with a sampling weight (path@2), for a BEIR folder among other
+    sources, for missing files, and at a row that names passages by id without a corpus; DataError for a bad passage of
+    the corpus, and for a line of queries.jsonl without text or id. Other bad rows are yielded.
     """
     named = written_sources(source, key)
     if any(each.weight != 1 for each in named):
