@@ -172,12 +172,14 @@ class QuestionRows:
 
     @property
     def lengths(self) -> Int64s:
-        """The number of bytes of the text of each question, int64 (number of rows,)."""
+        """The number of bytes of each question, int64 (number of rows,): of its text and, in a BEIR folder, its
+        title."""
         return np.concatenate([source.columns[LENGTH] for source in self.sources])
 
     @property
     def text_keys(self) -> Int64s:
-        """The hash of the text of each question, as `Passage.key` of an untitled passage, int64 (number of rows,)."""
+        """The hash of each question, int64 (number of rows,): `Passage.key` of its text and, in a BEIR folder, its
+        title."""
         return np.concatenate([source.columns[KEY] for source in self.sources])
 
     @property
