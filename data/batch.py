@@ -71,9 +71,9 @@ class ExtraX:
 class KnownPositives:
     """P pairs of a row and an item of the y side (such as a passage) that is known to be relevant to the row.
 
-    An objective that has "excluded" in `takes` never uses this item as a negative of this row; others ignore these
-    pairs. The item may lie outside the batch. row (P,) int64: row of the local batch. keys (P,) int64: content key
-    (64-bit hash) of the item.
+    An objective that has "excluded" in its `takes` (train/losses/options) never uses this item as a negative of this
+    row; others ignore these pairs. The item may lie outside the batch. row (P,) int64: row of the local batch. keys
+    (P,) int64: content key (64-bit hash) of the item.
     """
 
     row: Tensor
@@ -129,14 +129,14 @@ class Batch:
     of sample i, or no sample has an item of its own. sample_ids (b,) int64: indices, from 0, of state that objectives
     keep per sample; -1 in a stream without data.id_key. x_keys (b,), y_keys (m,) int64: content keys (64-bit hashes);
     equal keys are the same item on any rank. extra, extra_x: further items of sides y and x. known_positives: relevant
-    items that must not serve as negatives. bad: samples that were replaced. auxiliary: batches of the auxiliary losses
-    of the same step (configuration keys also.NAME). x_lengths, y_lengths (one per row of x, y): the number of tokens,
-    kept on the host; None: the side is no text, or its tokenizer gives no lengths. x_places (b,): the place of each row
-    of x in its sequence, from 0, kept on the host; None: each row of x is embedded by itself. x_noise, y_noise: noise
-    still to be added to x and y; None: none. y_log_q (m,) float32: log of the probability with which one draw of the
-    noise items of NCE gives each y item; None: no such items are drawn. relevance (b,) float: the weight in (0, 1] of
-    each sample as a positive pair; None: 1 for all. teacher (b,) float: the score that a teacher or people gave each
-    sample's x and y; None: none is given.
+    items that must not serve as negatives. bad: samples that could not be used. auxiliary: batches of the auxiliary
+    losses of the same step (configuration keys also.NAME). x_lengths, y_lengths (one per row of x, y): the number of
+    tokens, kept on the host; None: the side is no text, or its tokenizer gives no lengths. x_places (b,): the place of
+    each row of x in its window (consecutive steps of a sequence), from 0, kept on the host; None: each row of x is
+    embedded by itself. x_noise, y_noise: noise still to be added to x and y; None: none. y_log_q (m,) float32: log of
+    the probability with which one draw of the noise items of NCE gives each y item; None: no such items are drawn.
+    relevance (b,) float: the weight in (0, 1] of each sample as a positive pair; None: 1 for all. teacher (b,) float:
+    the score that a teacher or people gave each sample's x and y; None: none is given.
     """
 
     x: Tensor
@@ -198,7 +198,7 @@ def with_auxiliary(batch: Batch, *auxiliary: Batch) -> Batch:
 
 
 def text_lengths(tokenize: Any, tokens: Tensor) -> Lengths | None:
-    """Return the number of tokens that the tower reads of each row of `tokens`: int64 (b,) in NumPy; or None.
+    """Return how many entries of each row of `tokens` the tower reads: int64 (b,) in NumPy; or None.
 
     tokenize: the tokenizer that made `tokens`; its method `lengths` counts. tokens (b, L): on the host. Padding is not
     counted, nor, for causal towers of open_clip, what follows the end token. None: the tokenizer has no such method, or

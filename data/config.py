@@ -54,11 +54,7 @@ class Checked:
 
 @dataclass
 class AugmentConfig(Checked):
-    """Configuration of the random changes of training images: the keys data.augment.*.
-
-    The changes of a sample's images are a function of the seed, the epoch and the sample id; in a stream, of the seed
-    and the sample's place in it. The defaults change nothing.
-    """
+    """Configuration of the random changes of training images: the keys data.augment.*. The defaults change nothing."""
 
     crop_scale: list[float] = described([1.0, 1.0], "random resized crop: smallest and largest share of the area")
     rotate: float = described(0.0, "largest rotation in degrees, either way")

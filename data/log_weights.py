@@ -77,8 +77,8 @@ def read_log_weights(path: str, name: str = LOG_Q) -> LogWeights:
     """Read the file `path`, whose numbers must be of the kind `name`: LOG_Q or ZETA.
 
     The result takes 16 bytes of memory per item. Raises ConfigError for a file that does not exist or lacks this kind
-    of numbers; DataError for a file that cannot be read, arrays of another dtype or shape, no keys or keys that do not
-    ascend, numbers that are not finite, and another format number.
+    of numbers; DataError for a file that cannot be read or has another format number, for keys that are not int64 (n,),
+    n ≥ 1, ascending, and for numbers that are not floats (n,), all finite.
     """
     from safetensors import SafetensorError, safe_open
 

@@ -14,8 +14,7 @@ def end_with_parent() -> None:
 
     If the parent process has already ended, this process exits at once with code 1. To notice this, the parent's
     process id is taken from multiprocessing or, in a training process, from the environment variable DYAD_AGENT (the
-    process id of torchrun, set by launch/torchrun.sh). The variable is deleted in any case. Without either there is no
-    such check.
+    process id of torchrun, set by launch/torchrun.sh). The variable is deleted. Without either there is no such check.
     """
     if sys.platform != "linux":
         return

@@ -153,7 +153,7 @@ def overridden(config: T, command: RunOptions) -> T:
     """Return a copy of the dataclass `config` with the options of a command in place of its own values.
 
     A field of `config` gets the value of the option of the same name. It keeps its own value if there is no such option
-    or if the option is None. An option that was typed as null sets a field whose default is None to None.
+    or if the option is None; but an option that was typed as null sets a field whose default is None to None.
     """
     defaults = {option.name: option.default for option in fields(cast(Any, config))}
     unset = {name: None for name in command.nulls if defaults.get(name, MISSING) is None}

@@ -16,7 +16,8 @@ CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")  # characters
 
 
 class ExitCode(IntEnum):
-    """The exit codes of all commands. REQUEUE: a stop signal, such as SIGTERM from a scheduler, stopped the run."""
+    """The exit codes of commands, except that of Ctrl-C (130). REQUEUE: a stop signal, such as SIGTERM from a
+    scheduler, stopped the run."""
 
     OK = 0
     BUG = 1
@@ -29,9 +30,10 @@ class ExitCode(IntEnum):
 class UserError(Exception):
     """An error that the user can fix. A command prints only its message, without a traceback.
 
-    The message names the file, key or value at fault, the allowed choices and the fix; an empty message is not printed.
-    exit_code: exit code of the command that ends with this error. printed_elsewhere: whether another process of the run
-    prints the message, so that this one does not. everywhere: whether all processes of the run stop with this error.
+    The message should name the file, key or value at fault, the allowed choices and the fix. An empty message is not
+    printed. exit_code: exit code of the command that ends with this error. printed_elsewhere: whether another process
+    of the run prints the message, so that this one does not. everywhere: whether all processes of the run stop with
+    this error.
     """
 
     exit_code = ExitCode.CONFIG
@@ -44,16 +46,14 @@ class ConfigError(UserError):
 
 
 def raise_broken(messages: Iterable[str]) -> None:
-    """Raise ConfigError with the first five different messages, a line each; return if there are none.
-
-    No further messages are taken from the iterator.
-    """
+    """Raise ConfigError with the first five different messages, a line each; return if there are none."""
     if broken := [*islice(dict.fromkeys(messages), 5)]:
         raise ConfigError("\n".join(broken))
 
 
 class DataError(UserError):
-    """An error for damaged or inconsistent data. The message names the file and, where known, the offset or line."""
+    """An error for damaged or inconsistent data. The message should name the file and, where known, the offset or
+    line."""
 
     exit_code = ExitCode.DATA
 
@@ -63,7 +63,7 @@ class SampleError(DataError):
 
 
 class BadRow(Exception):
-    """Raised for a row of a file that cannot become a sample. Its text is "reason: detail".
+    """Raised for a row of a file that cannot become a sample. Its text is "reason: detail", or "reason" alone.
 
     It is no UserError: who reads the file turns it into a DataError or counts it. reason: the fault, as a text that is
     equal for all rows with this fault. detail: a text about this row only.
@@ -75,8 +75,8 @@ class BadRow(Exception):
 
 
 class HardwareError(UserError):
-    """An error for a fault of a device, a process group or another part of a machine. The message names the rank or
-    file.
+    """An error for a fault of a device, a process group or another part of a machine. The message should name the rank
+    or file.
 
     ranks: the ranks that failed; None: the rank that raises the error.
     """
@@ -88,8 +88,7 @@ class HardwareError(UserError):
 class Preempted(UserError):
     """Raised, with an empty message, when a stop signal such as SIGTERM from a scheduler has stopped the run.
 
-    Each rank raises it, or another UserError without a message and with the same exit code. The same command resumes
-    the run.
+    The same command resumes the run.
     """
 
     exit_code = ExitCode.REQUEUE

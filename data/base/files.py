@@ -41,7 +41,7 @@ def whole_file(path: Path, temporary: Path | None = None) -> Iterator[BinaryIO]:
     The file is synced to the disk first. It is deleted when the block raises. A reader, also after a crash, finds the
     old file or the new one, never a part of a file. The folder of `path` must exist. temporary: path of the file until
     the move, in the same folder (None: `.NAME.partial`). The caller must give different paths if several processes may
-    write `path` at the same time. An OSError about the temporary file names `path` instead.
+    write `path` at the same time. An OSError that names the temporary file, or no file, gets the name of `path`.
     """
     temporary = temporary or path.with_name(f".{path.name}.partial")
     try:
@@ -73,11 +73,11 @@ def whole_folder(path: Path, temporary: Path | None = None, replace: bool = Fals
     """Context manager that yields a new folder to fill and renames it to `path` when the block ends.
 
     The folder is deleted when the block raises. temporary: path of the folder until the renaming (None: `.NAME.partial`
-    beside `path`). replace: whether an existing folder `path` is replaced. The existing folder is first renamed to
-    `.NAME.old`; it stays there if the process is killed between the two renames. A power cut may lose the bytes of
-    files that the block did not sync. A temporary folder that exists already is deleted first, but OSError is raised
-    while another process fills it. Raises OSError also when `path` is a file or, without `replace`, a folder that is
-    not empty.
+    beside `path`); missing parents are made. replace: whether an existing folder `path` is replaced. The existing
+    folder is first renamed to `.NAME.old`; it stays there if the process is killed between the two renames. A power cut
+    may lose the bytes of files that the block did not sync. A temporary folder that exists already is deleted first,
+    but OSError is raised while another process fills it. Raises OSError also when `path` is a file or, without
+    `replace`, a folder that is not empty.
     """
     temporary = temporary or path.with_name(f".{path.name}.partial")
     old = path.with_name(f".{path.name}.old")
@@ -236,9 +236,10 @@ def write_json(path: Path, value: Any) -> None:
 def read_lines(path: Path, log: Callable[[str], None] = lambda line: None) -> Iterator[tuple[bytes, dict[str, Any]]]:
     """Yield (line, record) for each valid line of a JSON-lines file of a run, such as metrics.jsonl or ledger.jsonl.
 
-    line: the bytes of the line, with its newline. record: the parsed line, a JSON object with an integer field `step`.
-    Other lines are left out, and after the last one `log` gets a message with their line numbers. An invalid last line
-    without a newline, which a killed process leaves, is not reported. Raises OSError if the file cannot be read.
+    line: the bytes of the line, with its newline if it has one. record: the parsed line, a JSON object with an integer
+    field `step`. Other lines are left out, and after the last one `log` gets a message with the numbers of the first of
+    them. An invalid last line without a newline, which a killed process leaves, is not reported. Raises OSError if the
+    file cannot be read.
     """
     damaged: list[int] = []
     with open_foreign(path) as file:
@@ -276,7 +277,7 @@ class LineFile:
     """A file to which whole lines are appended. Lines that cannot be written wait in memory for the next write.
 
     The constructor makes the file if it can; the folder must exist. log: a function that gets one line when writing
-    begins to fail, and one when it works again. Any thread may write.
+    begins to fail, and one when it works again, or when `close` loses lines. Any thread may write.
     """
 
     def __init__(self, path: Path, log: Callable[[str], None]) -> None:
@@ -291,7 +292,7 @@ class LineFile:
         """Append `line` and a newline to this object's file.
 
         If this fails, the line waits in memory, and no error is raised. The next call of `write`, `sync` or `close`
-        writes it. Not to be called after `close`.
+        tries again. Not to be called after `close`.
         """
         with self._lock:
             self._waiting += line.encode() + b"\n"

@@ -35,7 +35,7 @@ def read_json(path: Path, largest: int = LARGEST, most: int = MOST, folder: Path
 
 
 def parse_json(content: str | bytes, most: int = MOST) -> Any:
-    """Parse JSON text and return its value. Bytes must be UTF-8; a byte-order mark is skipped.
+    """Parse JSON text and return its value. Bytes must be UTF-8; their byte-order mark is skipped.
 
     Raises ValueError when it is not JSON, has more than `most` commas and opening brackets outside strings, or is
     nested more than DEEPEST times.
@@ -71,8 +71,7 @@ def check_depth(value: Any) -> None:
     """Raise ValueError for a parsed JSON value that is nested more than DEEPEST times."""
     level = [value]
     for _ in range(DEEPEST + 1):
-        inner = [each for one in level if type(one) is dict for each in one.values()]
-        level = inner + [each for one in level if type(one) is list for each in one]
-        if not level:
+        if not (level := [one for one in level if type(one) in (dict, list)]):
             return
+        level = [each for one in level for each in (one.values() if type(one) is dict else one)]
     raise ValueError(f"nested more than {DEEPEST} times")

@@ -73,8 +73,8 @@ def without_secrets(tree: Any, by_name: bool = False) -> Any:
 def public_path(path: str) -> str:
     """Shorten a path for publication, so that it reveals little of the folders around it.
 
-    An absolute path in the working folder becomes relative; any other absolute path, or one that starts with "~",
-    becomes "…/" and its last two parts; a relative path stays; a URL loses its credentials.
+    An absolute path, or one that starts with "~", becomes relative if it lies in the working folder, else "…/" and its
+    last two parts. A relative path stays; a URL loses its credentials.
     """
     if "://" in path:
         return without_credentials(path)

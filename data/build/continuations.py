@@ -116,7 +116,8 @@ def _after_examples(
 ) -> Iterator[dict[str, object]]:
     """Yield the fields of options.examples lines for each row, each with an example before its prompt.
 
-    The example is a row of another group: the next that BM25 finds with probability BY_BM25, else a random one.
+    The example is a row of another group: with probability BY_BM25 the next that BM25 finds, if there is one, else a
+    random one.
     """
     index = build_bm25(row.prompt + row.answer for row in rows)
     for row in tracked(rows, "rows with examples", len(rows)):

@@ -77,8 +77,8 @@ def count_items(rows: ItemRows, with_others: bool) -> ItemCounts:
     """Count the items of all rows, in one pass that shows its progress.
 
     with_others: whether the items of rows.others() are included, with the count 0 if they are never a positive. Takes
-    24 bytes of memory for each positive of each row and for each item of rows.others(). The result may have no item.
-    Raises DataError if `rows` does.
+    at least 24 bytes of memory for each positive of each row and for each item of rows.others(). The result may have no
+    item. Raises DataError if `rows` does.
     """
     keys, counts, places = array("q"), array("d"), array("q")
     for i, weight in enumerate(tracked(rows.weights, "counting", len(rows.weights))):

@@ -105,7 +105,7 @@ class BadLines(dict[str, tuple[int, str]]):
         return sum(count for count, _ in self.values())
 
     def add(self, line: str, fault: str | None = None, count: int = 1) -> None:
-        """Count `count` messages that begin with `line`. fault: what they are about; None: derived from `line`."""
+        """Count `count` messages about one fault; `line` is the first. fault: its name; None: made of `line`."""
         fault = VARYING.sub("…", line) if fault is None else fault
         fault = fault if fault in self or len(self) < SHOWN else "others"
         before, first = self.get(fault, (0, line))

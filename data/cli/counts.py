@@ -16,7 +16,7 @@ def most_samples(files: Sequence[str], columns: Sequence[str]) -> int | None:
     """Return the most samples that files and tables can have; None if this is not known quickly.
 
     Bad rows of tables are counted, and of a file of judgements (qrels) each question with a grade above 0, also one of
-    an unknown id. It is not known if a file is remote, has a damaged part, or is large and not indexed. Stores nothing.
+    an unknown id. It is not known if a file is remote, or if it has no index and is large or damaged. Stores nothing.
     columns: the setting data.columns. Raises ConfigError for a missing file, DataError for one that cannot be read.
     """
     counts = [_count(file, columns) for file in files]

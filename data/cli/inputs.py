@@ -123,7 +123,7 @@ def tables_and_files(
     source: str | Sequence[str], options: TableKeys | TableOptions, key: str
 ) -> tuple[list[Table], list[str]]:
     """Return the tables that `source` names, and the paths of all other files that it names, which are read by offset.
-    key: name of the command-line argument `source`, for messages. Raises ConfigError as `parse_sources` does."""
+    key: name of the command-line argument `source`, for messages. Errors as of `parse_sources` and `tables_of`."""
     named = _named(source, options, key)
     return [each for each in named if isinstance(each, Table)], [each for each in named if isinstance(each, str)]
 
@@ -235,10 +235,10 @@ def _kind_of_fields(fields: Mapping[str, Any]) -> InputKind | None:
 def open_input(source: str | Sequence[str], options: PackOptions | ReadOptions, key: str) -> InputQuestions:
     """Open the questions that `source` names, and the corpus of passages if there is one.
 
-    source: paths or URLs, in the syntax of data.train. options: give the corpus, the split of a BEIR folder, and how
-    rows are read. key: name of the command-line argument `source`, for messages. Raises ConfigError for a source with a
-    sampling weight (path@2), for a BEIR folder among other sources, and for missing files; DataError for a bad passage
-    of the corpus, and for a line of queries.jsonl without text or id. Other bad rows are yielded, not raised.
+    source: as data.train. options: give the corpus, the split of a BEIR folder, and how rows are read. key: the name of
+    `source` in messages. Raises ConfigError for a source with a sampling weight (path@2), for a BEIR folder among other
+    sources, for missing files, and at a row that names passages by id without a corpus; DataError for a bad passage of
+    the corpus, and for a line of queries.jsonl without text or id. Other bad rows are yielded.
     """
     named = written_sources(source, key)
     if any(each.weight != 1 for each in named):

@@ -42,13 +42,13 @@ def pack_pairs(source: str, options: PackOptions) -> None:
     """Write the images and captions of an input as shards into the new folder `options.out`, and index the shards.
 
     Prints how to train on them. With options.val they are split into train/ and val/. Raises ConfigError for options
-    that cannot work, for a folder that exists and is not empty, and for a missing column. With on_error=stop, an image
-    that is missing or cannot be decoded raises DataError naming the row, and the folder is not made; so does a missing
-    or empty caption, if `ImageTable.captions` or `tar_samples` refuses it, and a first sample in which `_captions_of`
-    finds none. With on_error=skip such rows are left out and counted; DataError is raised if no row remains.
+    that cannot work, for a folder that exists and is not empty, and for a missing column. With on_error=stop a bad row
+    raises DataError, naming the row, and the folder is not made: one whose image is missing or cannot be decoded, one
+    that `ImageTable.members` or `tar_samples` refuses, and, until captions are found, one that `_captions_of` refuses.
+    With on_error=skip such rows are left out and counted; DataError is raised if no row remains.
 
-    The command that trains reads captions where the first sample has them. It has task=views for shards without txt,
-    json and cls members, and task=labelled for class numbers, else options.task.
+    The command that trains reads captions where the first sample with captions has them. It has task=views for shards
+    without txt, json and cls members, and task=labelled for class numbers, else options.task.
     """
     out = outputs.checked_new_folder(options.out)
     if options.to is not Target.shards:
@@ -88,7 +88,7 @@ def _captions_of(sample: Members, options: PackOptions) -> str:
     field.
 
     Returns "" if the sample has no txt, json and cls members, and if options.task uses no captions. Raises BadRow if
-    the sample has none of the entries.
+    the sample has none of the entries, or a damaged json member.
     """
     from dyad.data.image_text.sample import ShardSample  # loads torch
 

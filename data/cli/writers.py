@@ -178,8 +178,8 @@ def _beir(folder: Path, options: PackOptions, written: "WrittenIds") -> Iterator
     """Context manager that opens the files of questions and judgements of a new BEIR folder, and yields a function.
 
     The function writes one question row, and returns whether the question was new. It deduplicates: a question, or a
-    judgement (pair of question and passage), that an earlier row has written is not written again. Answers and
-    negatives, which BEIR cannot hold, are only counted. written: the ids of the questions and pairs written before.
+    judgement (pair of question and passage), that an earlier row has written is not written again. What BEIR cannot
+    hold, such as answers and negatives, is only counted. written: the ids of the questions and pairs written before.
     Errors as of `row_writer`.
     """
     qrels = folder / "qrels" / f"{options.split}.tsv"
@@ -231,9 +231,9 @@ def row_writer(folder: Path, options: PackOptions, written: "WrittenIds") -> Ite
     """Context manager that yields a function to write a question and its passages to `folder` as `options.to` asks.
 
     The function returns whether it wrote the question: False only in the format beir, when an earlier row had the same
-    question. New judgements of such a row are written nevertheless. In this format the function raises BadRow for an id
-    that a table cannot hold, and for a question id with two texts. written: the ids that were written before, which
-    only the format beir uses.
+    question. New judgements of such a row are written nevertheless. The function raises BadRow as `json_bytes` does; in
+    the format beir also for an id that a table cannot hold, and for a question id with two texts. written: the ids that
+    were written before, which only the format beir uses.
     """
     if options.to is Target.beir:
         with _beir(folder, options, written) as write:

@@ -22,7 +22,8 @@ def caption_catalogue(shards: Shards, maker: PairMaker) -> Catalogue:
     If data.text_key is set, captions of samples with the same value in this json field share a key. maker: gives the
     configuration and the tokenizer. Left out without a message are samples whose bytes are damaged and, of each sample,
     the names in data.captions from the first one whose captions cannot be used. The first call for given data reads all
-    samples and stores the table in a cache file. Raises DataError for a shard that has changed or cannot be read.
+    samples, shows its progress, and stores the table in a cache file. Raises DataError for a shard that has changed or
+    cannot be read, and as `cached_array` does.
     """
     config = maker.config
     weights = weights_of_rows(shards.sizes, shards.weights)

@@ -255,7 +255,7 @@ class LabelMaker(PairMaker):
 class ImageText:
     """The training data set of images and captions, or of images and classes if its maker is a LabelMaker.
 
-    A batch depends only on the seed, its positions (epoch, sample id) and the shards.
+    A batch depends only on the seed, its positions (epoch, sample id), the shards and the mined negatives.
     """
 
     def __init__(self, shards: Shards, maker: PairMaker, kinds: np.ndarray | None = None) -> None:

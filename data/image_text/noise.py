@@ -111,9 +111,10 @@ def _recoloured(pixels: Tensor, augment: AugmentConfig, draws: Floats, chosen: n
 def _jittered(pixels: Tensor, strengths: list[float], draws: Floats, chosen: np.ndarray) -> Tensor:
     """Change brightness, contrast, saturation and hue of some images, as torchvision's ColorJitter does.
 
-    The order of the four changes is drawn for each image. pixels: float (n, 3, S, S) in 0..255. strengths: the largest
-    relative change of brightness, contrast and saturation, and the largest shift of the hue as a share of the colour
-    circle. draws (n, NOISE_DRAWS): random numbers in [0, 1). chosen, bool (n,): the images to change.
+    The order of the four changes is drawn for each image. May overwrite `pixels`. pixels: float (n, 3, S, S) in 0..255.
+    strengths: the largest relative change of brightness, contrast and saturation, and the largest shift of the hue as a
+    share of the colour circle. draws (n, NOISE_DRAWS): random numbers in [0, 1). chosen, bool (n,): the images to
+    change.
     """
 
     def change(kind: int, part: Tensor, rows: np.ndarray) -> Tensor:

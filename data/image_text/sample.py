@@ -122,7 +122,7 @@ class ShardSample:
 
         If the cls or txt member is missing, the first of the json fields `class`, `label` and `fine_label` is taken,
         which tables and folders of classes have. Raises SampleError when the field or member is missing, when the field
-        is null or no valid Unicode, or when the cls member holds no number.
+        is null or no valid Unicode, or when the cls member holds no number of at most nine digits.
         """
         if name in ("cls", "txt") and name not in self.members:
             name = next((field for field in CLASS_FIELDS if field in self.fields), name)

@@ -187,10 +187,9 @@ class Stream:
     def state(self, gather: Callable[[StreamProgress], Sequence[StreamProgress]]) -> dict[str, Any]:
         """Return the progress of a stream in all training processes, as a dict for JSON that a checkpoint can hold.
 
-        It says which shards were read, and how far; its size is bounded; `begin` takes it. Sets `progress.first` to the
-        first draw that no process has used up, and drops the draws below it from `progress.finished`. gather: takes the
-        progress of this process and returns the progress of each process. If it communicates, all processes must call
-        `state` together.
+        It says which shards were read, and how far; `begin` takes it. Sets `progress.first` to the first draw that no
+        process has used up, and drops the draws below it from `progress.finished`. gather: takes the progress of this
+        process and returns the progress of each process. If it communicates, all processes must call `state` together.
         """
         parts = gather(self.progress)
         first, finished = self.progress.first, set[int]().union(*(part.finished for part in parts))

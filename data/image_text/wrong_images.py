@@ -49,8 +49,9 @@ class MinedImages(Mined):
     def __init__(self, path: str, shards: Shards, config: DataConfig) -> None:
         """Open the file `path` of mined images, which lie in `shards`. config: gives the keys by which they are read.
 
-        The first call for given shards reads all of their images, and stores the content key of each in a cache file.
-        Raises ConfigError when the file is missing, and DataError when a line is malformed or repeats a caption.
+        The first call for given shards reads all of their images, shows its progress, and stores the content key of
+        each in a cache file. Raises ConfigError when the file is missing, and DataError when a line is malformed or
+        repeats a caption.
         """
         super().__init__(path)
         self._shards, self._config = shards, config

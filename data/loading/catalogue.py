@@ -63,9 +63,9 @@ class Catalogue:
         return len(self.starts)
 
     def text(self, entry: int) -> Any:
-        """Return the text of the entry with index `entry` (of E, not of N), read from its file, as `read` gives it.
+        """Return the text of the entry with index `entry` (of E, not of N), as `read` gives it.
 
-        Raises DataError or SampleError if the file has changed.
+        Raises DataError or SampleError if it cannot be read any more.
         """
         return self.read(*self.mapped.array[[PLACE, PART], entry].tolist())
 

@@ -126,9 +126,10 @@ class Order:
 
 
 def weights_of_rows(sizes: Sequence[int], weights: Sequence[float]) -> Sequence[float]:
-    """Return a list of the expected number of times that an epoch uses each sample of all sources, in the order of ids.
+    """Return the weight of each sample, that of its source, as a list in the order of ids: about how often an epoch
+    uses it.
 
-    It is the weight of the sample's source. sizes, weights: number of samples and weight of each source.
+    sizes, weights: number of samples and weight of each source.
     """
     return np.repeat(np.asarray(weights, np.float64), sizes).tolist()
 
@@ -191,7 +192,7 @@ def _feistel(value: np.ndarray, low_bits: np.uint64, high_bits: np.uint64, keys:
 
 
 def _hash(value: np.ndarray, key: int) -> np.ndarray:
-    """Hash unsigned 64-bit integers by SplitMix64's mixer (Steele, Lea and Flood 2014).
+    """Hash unsigned 64-bit integers by SplitMix64's mixer (Steele, Lea and Flood 2014), without its first shift.
 
     key: an integer that is XORed to them first, so that each key gives another hash. The products wrap at 2^64 on
     purpose.

@@ -57,10 +57,10 @@ def prefetched(
     are copied to pinned memory; `make` must then return tensors, or objects with a method pin_memory. ahead: how many
     values each worker computes ahead.
 
-    Raises a UserError of `make` without the worker's traceback. Raises HardwareError, wherever the main thread is at
-    that moment, when a worker has died or takes longer than `timeout` for one item. In another thread there is no time
-    limit, and a death may raise torch's RuntimeError. The workers end when the iterator is exhausted, closed or
-    deleted.
+    Raises a UserError of `make` without the worker's traceback. Raises HardwareError when a worker takes longer than
+    `timeout` for one item and, wherever the main thread is at that moment, when a worker has died. In another thread
+    there is no time limit, and a death may raise torch's RuntimeError. The workers end when the iterator is exhausted,
+    closed or deleted. In the main thread a handler of SIGCHLD stays set.
     """
     if workers:  # otherwise the tokenizers library prints at every fork that it stops using threads
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")

@@ -22,9 +22,9 @@ def passage_catalogue(questions: QuestionRows, tokenize: TokenizeTexts, config: 
     """Return the Catalogue (data/loading/catalogue.py) of all passages in the rows and in the corpus of `questions`.
 
     questions.corpus may be None. tokenize: the tokenizer of the passage tower. config: the settings of passages, such
-    as their largest number of tokens. The first call for given data reads all rows and stores the table in a cache
-    file. Raises ConfigError for sources with different passage prefixes, which would give a passage several texts;
-    DataError for a row that cannot be used.
+    as their largest number of tokens. The first call for given data reads all rows, shows its progress, and stores the
+    table in a cache file. Raises ConfigError for sources with different passage prefixes, which would give a passage
+    several texts; DataError for a row that cannot be used, and as `cached_array` does.
     """
     prefixes = {source.passage_prefix for source in questions.written}
     if len(prefixes) > 1:

@@ -60,7 +60,7 @@ def id_of(fields: Fields, names: Sequence[str], where: str) -> str | None:
     when all these fields are missing or null.
 
     where: location of the row, for the message. Raises BadRow when the value is neither a whole number nor a non-empty
-    text.
+    text of valid Unicode.
     """
     name = next((name for name in names if fields.get(name) is not None), None)
     if name is None:

@@ -109,10 +109,10 @@ def record_of(
     given score of every passage; None or an IfGiven: no score is read. If it is an AnyScore that the row lacks, the
     first of SCORES that the row has is read.
 
-    Raises BadRow for a row of no known format, a field of a wrong type, a blank question, and a row without positives;
-    for a sentence-transformers row with a field of SCORES that is neither `relevance` nor `teacher`, unless a given
-    score is read; for a positive whose weight is missing or not in (0, 1]; and for a passage whose given score is
-    missing or not finite.
+    Raises BadRow for a row of no known format, a field of a wrong type, a blank question, an empty passage, and a row
+    without positives; for a sentence-transformers row with a field of SCORES that is neither `relevance` nor `teacher`,
+    unless a given score is read; for a positive whose weight is missing or not in (0, 1]; and for a passage whose given
+    score is missing or not finite.
     """
     found = format_of(fields)
     if found is None:

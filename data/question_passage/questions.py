@@ -95,9 +95,10 @@ def open_questions(value: str | Sequence[str], config: DataConfig, key: str = "d
     """Open the question rows that `value` names: files and shards of any format, and BEIR or MS MARCO folders, in the
     syntax of the setting data.train.
 
-    Raises ConfigError, naming the configuration key `key`, for a value that cannot work, and for a folder if
-    data.teacher is set; DataError, naming the line, for a row that cannot be used. The first call for a file reads all
-    of it and stores an index. The process of rank 0 prints how many judgements of a folder are left out, if any.
+    key: the configuration key of `value`, for messages. Raises ConfigError for a value that cannot work, and for a
+    folder if data.teacher is set; DataError, naming the line, for a row that cannot be used. The first call for a file
+    reads all of it and stores an index. The process of rank 0 prints how many judgements of a folder are left out, if
+    any.
     """
     named_files(value, config, key)
     shared = open_corpus(config.passage.corpus, "data.passage.corpus") if config.passage.corpus else None
@@ -182,12 +183,14 @@ class QuestionRows:
 
     @property
     def lengths(self) -> Int64s:
-        """The number of bytes of the text of each question, int64 (number of rows,)."""
+        """The number of bytes of each question, int64 (number of rows,): of its text and, in a BEIR folder, its
+        title."""
         return np.concatenate([source.columns[LENGTH] for source in self.sources])
 
     @property
     def text_keys(self) -> Int64s:
-        """The hash of the text of each question, as `Passage.key` of an untitled passage, int64 (number of rows,)."""
+        """The hash of each question, int64 (number of rows,): `Passage.key` of its text and, in a BEIR folder, its
+        title."""
         return np.concatenate([source.columns[KEY] for source in self.sources])
 
     @property

@@ -94,8 +94,9 @@ class SingleTexts:
         """Return the batch of the rows at the given positions, each a pair (epoch, row index). x is tokens, int64 (b,
         L), with L as TokenizeTexts says; y is the same tokens, or the class numbers, int64 (b,).
 
-        Bad (unusable) rows are replaced by others. Raises DataError when a row and its replacements, data.bad_in_a_row
-        rows in all, are bad. With data.bad_samples=stop no row is replaced: the first bad one raises SampleError.
+        Bad (unusable) rows are replaced by others. Raises DataError when a file has changed or cannot be read, and when
+        a row and its replacements, data.bad_in_a_row rows in all, are bad. With data.bad_samples=stop no row is
+        replaced: the first bad one raises SampleError.
         """
         found, bad = self._replacements.load(positions, self._text, self.rows.shards.origin)
         ids, texts, labels = zip(*found, strict=True)

@@ -42,7 +42,7 @@ class Sequences:
 
     @property
     def fingerprint(self) -> str:
-        """A hash of the events, the windows, the ids and the contents of the items, as hexadecimal text."""
+        """A hash of the sequences of items, the windows, the ids and the contents of the items, as hexadecimal text."""
         made_of = self.log.fingerprint, self.items.fingerprint, self.windows.starts, self.windows.stops, self.ahead
         return hashlib.sha256(repr([*map(_digested, made_of)]).encode()).hexdigest()
 

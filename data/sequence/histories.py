@@ -56,7 +56,7 @@ class Histories:
         return self.log.users[int(self.user_n[i])]
 
     def text(self, i: int) -> str:
-        """Return the last SHOWN items of history i as a readable text: their texts if they have any, else their ids."""
+        """Return the last SHOWN items of history i as a readable text, each as `CatalogueItems.shown` gives it."""
         return " → ".join(map(self.items.shown, self.before(i)[-SHOWN:].tolist()))
 
     def __len__(self) -> int:

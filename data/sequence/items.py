@@ -44,7 +44,7 @@ class CatalogueItems(Protocol):
     def __len__(self) -> int: ...
 
     def shown(self, number: int) -> str:
-        """Return a readable text for an item: its text if it has one, else its id."""
+        """Return a readable text for an item: its text if it has one, else its id; of a frame its number."""
         ...
 
     def inputs(self, numbers_k: Int64s) -> tuple[Tensor, Lengths | None]:

@@ -148,7 +148,7 @@ def _time(value: Any, column: str) -> float:
             found = datetime.fromisoformat(text)
         else:
             number = float(text)
-            if not math.isfinite(number):
+            if isinstance(text, bool) or not math.isfinite(number):
                 raise ValueError
             return number
         return (found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp()

@@ -84,9 +84,9 @@ def write_entry(path: str, name: str, suffix: str, facts: dict[str, Any], write:
     """Write the cache entry `name`, a file that write(file) fills and its facts, and return the path of the file.
 
     path: the data file from which the entry is derived. suffix: the end of the new file's name. facts: a plain JSON
-    description. The entry is written to the first of cache_folders(path) that can be written; `write` is called once
-    for each folder that is tried. Files of earlier versions of the entry are deleted there. Raises DataError when no
-    folder can be written or `write` raises OSError for each; other errors of `write` are raised at once.
+    description. The entry is written to the first of cache_folders(path) that can be written; `write` may be called for
+    several folders. Files of earlier versions of the entry are deleted there. Raises DataError when no folder can be
+    written or `write` raises OSError for each; other errors of `write` are raised at once.
     """
     _make_key()
     failures = []
@@ -206,7 +206,7 @@ def cached_array(
     in the cache. made_of: texts that describe the present content of all these files, such as SHA-256 digests. When
     they differ from the texts stored with the array, make() is called again and the new array replaces the stored one.
     The array is stored in a cache folder of the first of `paths` (see `cache_folders`). Raises DataError when no such
-    folder can be written, and the errors of `make`.
+    folder can be written or the stored array is damaged, and the errors of `make`.
     """
     here = "/" if scheme_of(paths[0]) else os.path.dirname(os.path.realpath(paths[0]))
     relative = (other if scheme_of(other) else os.path.relpath(os.path.realpath(other), here) for other in others)

@@ -20,7 +20,8 @@ BLOCKS = 32  # the most blocks (summaries of consecutive files) of one configura
 class FileEntry:
     """A file of training data in the record of a run; a stream or a folder counts as one file.
 
-    size: in bytes. samples: their count. digest: a hash of everything that the samples in the file depend on.
+    size: in bytes. samples: their count; 0 where it is not known, as for a log or a stream. digest: a hash of
+    everything that the samples in the file depend on.
     """
 
     name: str

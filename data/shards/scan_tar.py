@@ -121,7 +121,8 @@ class _Header:
 
 
 def split_name(name: str) -> tuple[str, str]:
-    """Split a member's name into key and suffix as webdataset does: 'a/b.seg.PNG' -> ('a/b', 'seg.png').
+    """Split a member's name into key and suffix as webdataset does: 'a/b.seg.PNG' -> ('a/b', 'seg.png'); a leading './'
+    is dropped.
 
     The suffix begins after the first dot of the file name. Without a dot the suffix is ''.
     """
@@ -176,8 +177,8 @@ def stream_tar(stream: BinaryIO, scan: Scan) -> Iterator[tuple[ScannedSample, di
 def _headers(stream: BinaryIO) -> Iterator[_Header]:
     """Yield the headers of a tar's members up to the end-of-archive marker, with long names (GNU and PAX) resolved.
 
-    The caller must read the member's data from the stream before it takes the next header. Raises _BrokenTar at a
-    damaged header.
+    The caller must read the member's data from the stream before it takes the next header. Raises _BrokenTar where the
+    rest cannot be read, such as at a damaged header.
     """
     offset, pax = 0, {}
     while header := _read_header(stream, offset):
@@ -232,7 +233,7 @@ def _byte_sum(block: bytes) -> int:
 
 
 def _number(number: bytes) -> int:
-    """Parse an integer field of a tar header, such as the size; return -1 for a field that holds none.
+    """Parse an integer field of a tar header, such as the size; 0 for an empty field, -1 for one that holds none.
 
     number: the bytes of the field, octal digits or GNU's base 256.
     """

@@ -139,7 +139,8 @@ def _parsed(mapping: Mapping[Any, Any], key: str) -> WrittenSource:
 def _split_weight(part: str, key: str) -> tuple[str, float]:
     """Split 'a.tar@2' into ('a.tar', 2.0). If no number follows the last @, return `part` unchanged, and 1.0.
 
-    key: the configuration key, for messages. Raises ConfigError for a number that is not positive or above HEAVIEST.
+    key: the configuration key, for messages. Raises ConfigError for a number that is not positive or above HEAVIEST,
+    and for a weight without a path.
     """
     path, at, number = part.rpartition("@")
     try:
@@ -247,7 +248,8 @@ def _how_to_unpack(path: str) -> str:
 
 
 def _missing_part(path: str) -> str:
-    """Return the end of an error message, which names the first part of the path that does not exist.
+    """Return the end of an error message about a path that matches nothing: its first part that does not exist, or the
+    folder in which a glob found nothing.
 
     An example is ": no 'emojy' in data/samples. Did you mean 'emoji'?".
     """

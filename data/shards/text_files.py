@@ -47,8 +47,8 @@ def decoded(content: bytes) -> str:
 def skip_mark(stream: "BufferedReader[Any]", path: str) -> int:
     """Skip the byte-order mark at the start of a stream, and return its number of bytes; 0 if there is none.
 
-    path: path of the file, for the message. Raises DataError for a file whose start is not UTF-8. A start with at least
-    as many valid non-ASCII characters as invalid bytes passes; readers then name the damaged rows.
+    path: path of the file, for the message. Raises DataError for a file that begins as UTF-16 or UTF-32 does, or whose
+    start has more invalid bytes than valid non-ASCII characters. With fewer, readers name the damaged rows.
     """
     head = stream.peek(BUFFER)
     if encoding := _other_encoding(head):

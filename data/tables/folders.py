@@ -33,10 +33,10 @@ def tables_of(path: str, columns: Sequence[str]) -> list[Table]:
     The list is empty for shards, and for .tsv, .jsonl and .json files that training reads by offset
     (data/shards/rows.py). Of such files these are tables: local files with triples of ids (.tsv), with COCO annotations
     (.json), or with images and their captions or labels (.tsv, .jsonl); and, if `columns` is not empty, every file that
-    `path` names. In a folder they are tables only if `columns` is not empty, except metadata.jsonl, which always is
-    one. columns: the setting data.columns. Raises ConfigError for a missing file, for a folder or a data set of the hub
-    with several splits, and for triples of ids without a file of questions; DataError for a table that cannot be read;
-    OSError when storage fails.
+    `path` names. In a folder they are tables only if `columns` is not empty, except metadata.jsonl. columns: the
+    setting data.columns. Raises ConfigError for a missing file, for a folder or a data set of the hub with several
+    splits, and for triples of ids without a file of questions; DataError for a table that cannot be read; OSError when
+    storage fails.
     """
     if os.path.isdir(path):
         found = _files_of(path, columns)
@@ -138,7 +138,8 @@ def _suffix(name: str) -> str:
 
 
 def _image_folder(folder: str) -> Table:
-    """Return a folder of images as a table with a row for each image in it and in all folders below.
+    """Return a folder of images as a table with a row for each image in it and in all folders below, without hidden
+    ones.
 
     Its columns are image (relative path), txt (text of the .txt file of the same name) and, if no image lies in
     `folder` itself, class (name of the folder that the image is in).

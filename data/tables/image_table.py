@@ -103,9 +103,9 @@ class ImageTable:
 
         They are the image; a txt with the captions, if any, with blank lines between them; and a json with the other
         columns, if the table has any, without fields that are bytes or a mapping or list with bytes at any depth. With
-        options.template the caption column is in the json too. Raises `fields` if it is a BadRow. Raises BadRow when
-        the image is missing or too large or its header is damaged, when a member is too long, and as `captions` and
-        `json_bytes` do.
+        options.template the caption column is in the json too. Raises `fields` if it is a BadRow. Raises BadRow for an
+        image that `read_header` refuses, for a member that is too long, and as `encoded`, `captions` and `json_bytes`
+        do.
         """
         if isinstance(fields, BadRow):
             raise fields
@@ -125,7 +125,7 @@ class ImageTable:
 
     def encoded(self, fields: Fields) -> tuple[bytes, str]:
         """Return the bytes of the image file of a row, not decoded or checked, and its name for messages. Raises BadRow
-        when the row has no image, its file is missing or too big, or its path is a URL."""
+        when the row has no image, the image is too big or its file cannot be read, or its path is a URL."""
         value = fields.get(self.image)
         if isinstance(value, str) and scheme_of(value):
             raise BadRow("image URL", f"{value:.80} is not downloaded; img2dataset makes shards of such a table")

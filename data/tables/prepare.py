@@ -73,8 +73,8 @@ def prepared_tables(options: TableOptions, check_row: CheckRow = id) -> Tables:
     It is the argument `tables` of `parse_sources`. The result is empty for a path that is no table. A shard that the
     cache has is not made again; a line is printed when one is made. check_row: called with the fields of each row of a
     table of texts; raises BadRow for a row that cannot be used (the default accepts all). tables(path) raises
-    ConfigError for a table that is too large, DataError for a bad row, for a table without rows, and if no cache folder
-    can be written; and as `tables_of` and `image_table` do.
+    ConfigError for a table whose shard gets too large, DataError for a bad row, for a table without rows, and if no
+    cache folder can be written; and as `tables_of` and `image_table` do.
     """
     return lambda path: [_prepared(table, options, check_row) for table in tables_of(path, options.columns)]
 
@@ -125,7 +125,8 @@ def _prepared(table: Table, options: TableOptions, check_row: CheckRow) -> str:
 
 
 def _state(table: Table, images: ImageTable | None) -> str:
-    """Return a hash of the sizes and time stamps of all files of a table, the images that it names included."""
+    """Return a hash of the sizes and time stamps of all files of a table, and of the images that it names if one of its
+    first rows names one."""
     digest = hashlib.sha256()
     for file in table.files():
         name = file if table.folder is None else os.path.relpath(file, table.folder)

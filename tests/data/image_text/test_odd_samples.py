@@ -23,7 +23,7 @@ from PIL import Image
 from torch import Tensor
 
 from dyad.data.base.errors import DataError, SampleError
-from dyad.data.base.json_text import MOST, parse_json
+from dyad.data.base.json_text import DEEPEST, MOST, parse_json
 from dyad.data.config import DataConfig
 from dyad.data.image_text.dataset import ImageText, PairMaker, text_key
 from dyad.data.image_text.decode import decode
@@ -260,6 +260,13 @@ def test_separators_in_texts_cost_nothing() -> None:
             parse_json(crowded)
     with raises(ValueError):
         parse_json('["' + r"\"," * MOST)  # each of these quotes could begin a text
+
+
+@pytest.mark.parametrize("inmost", ["", "1"])
+def test_json_may_be_nested_so_many_times(inmost: str) -> None:
+    parse_json("[" * DEEPEST + inmost + "]" * DEEPEST)
+    with raises(ValueError, "nested more than"):
+        parse_json("[" * (DEEPEST + 1) + inmost + "]" * (DEEPEST + 1))
 
 
 # ---- bombs ---------------------------------------------------------------------------------------------------------

@@ -89,6 +89,7 @@ def test_without_times_the_rows_are_in_order(tmp_path: Path) -> None:
         (("u", "a", float("inf")), ["time is inf"]),
         (("u", ["a"], 1), ["item is ['a']"]),
         (("u", "a", None), ["time is None"]),
+        (("u", "a", True), ["time is True"]),
         (("u", "a\ud800", 1), ["no Unicode", "item is"]),
     ],
 )
