@@ -290,7 +290,8 @@ VALUES = {  # of flags that take another value than 1
     "val-data": "b.tar", "dataset-type": "webdataset", "text-key": "txt", "precision": "bf16", "model": "ViT-B-16",
     "aug-cfg": "scale='(0.4, 1.0)'", "force-image-size": "112", "opt": "adamw", "report-to": "wandb",
     "resume": "latest", "lr-scheduler": "const", "image-resize-mode": "longest", "force-patch-dropout": "0.3",
-    "beta1": "0.8", "beta2": "0.9", "batch-size": "64", "save-frequency": "0", "val-frequency": "0", "epochs-cooldown": "3",
+    "beta1": "0.8", "beta2": "0.9", "batch-size": "64", "save-frequency": "0", "val-frequency": "0",
+    "epochs-cooldown": "3",
 }  # fmt: skip
 
 
