@@ -382,7 +382,7 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     "positives": (lambda: build("sogclr", duplicates="positive"), "duplicates=positive"),
     "one sample": (lambda: build("sogclr", num_samples=1), "num_samples=1"),
     "memory": (lambda: build("sogclr", memory_budget_mb=-1), "memory_budget_mb=-1"),
-    "one pair": (lambda: call(build("sogclr"), *embeddings(0, 1), [0]), "2 pairs"),
+    "one pair": (lambda: call(build("sogclr"), *embeddings(0, 1), [0]), "objective=sogclr"),
     "no keys": (lambda: call(build("sogclr", duplicates="mask"), *embeddings(0), STEPS[0]), "duplicates=mask"),
 }
 

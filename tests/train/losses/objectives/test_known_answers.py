@@ -85,7 +85,7 @@ def test_one_candidate_is_no_task(name: str) -> None:
 
 
 def test_no_negative_is_refused() -> None:
-    with raises(ConfigError, "2 pairs"):
+    with raises(ConfigError, "objective=gcl"):
         build("gcl")(*embeddings(1))
 
 
