@@ -83,7 +83,7 @@ def main() -> None:
 
 
 def score(command: ScoreCommand, encoder: Encoder, rows: AnswerLists) -> None:
-    """Score the candidate prompts of each row by the language model, and write the scored rows to command.out.
+    """Score the candidate prompts of all rows, or of command.sample of them, and write these rows to command.out.
 
     Until all rows are done the file is OUT.part, with the options in OUT.json; a later call with the same options goes
     on with it. encoder: has the language model as its tower "y", with cosine=False. rows: questions with their answers,

@@ -305,7 +305,7 @@ def _slabs(corpus: np.ndarray, start: int, stop: int) -> Iterator[tuple[int, np.
 
 
 def _shard(corpus: np.ndarray, start: int, stop: int) -> np.ndarray:
-    """Return the corpus rows start … stop − 1 as float32: a view of a float32 matrix in RAM, else a copy."""
+    """Return the corpus rows start … stop − 1 as float32; a view, not a copy, of a contiguous float32 matrix in RAM."""
     if not isinstance(corpus, np.memmap) and corpus.dtype == np.float32 and corpus.flags.c_contiguous:
         return _finite("corpus", corpus[start:stop])
     shard = np.empty((stop - start, corpus.shape[1]), np.float32)
