@@ -167,7 +167,7 @@ def _text(name: str, folder: str | None = None, **keys: Any) -> FoundModel:
 def _transformers(target: str) -> FoundModel:
     """Find the model hf:`target` of transformers: a CLIP or SigLIP as image and text towers, any other as text encoder.
 
-    Downloads config.json of a published model.
+    May download config.json of a published model.
     """
     if not is_two_tower(target):
         return _text(target)

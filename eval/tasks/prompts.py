@@ -58,8 +58,8 @@ class ZeroShotTask:
 def read_task(path: Path) -> ZeroShotTask:
     """Read the task file of zero-shot classification (JSON) at `path`.
 
-    Raises ConfigError if the file cannot be read, if a key is missing or wrong, or if a class is named twice. The files
-    of shards that it names are not checked.
+    Raises ConfigError if the file cannot be read, if a key is missing or wrong, or if a list of classes has a name
+    twice. The files of shards that it names are not checked.
     """
     content = _content(path, "zero_shot", KINDS)
     named, others = content["classes"], content.get("others")

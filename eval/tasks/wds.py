@@ -46,8 +46,7 @@ class WdsFolder:
 def read_wds(path: Path) -> WdsFolder:
     """Read the shard paths, class names and prompt templates of the CLIP_benchmark data set in the folder `path`.
 
-    Raises ConfigError for a missing or wrong file, DataError for one in another encoding than UTF-8. The shards are not
-    opened.
+    Raises ConfigError or DataError for a missing or wrong file. The shards are not opened.
     """
     if not path.is_dir():
         raise ConfigError(f"wds:{path} is no folder")
