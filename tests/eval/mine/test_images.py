@@ -136,6 +136,14 @@ def test_what_training_never_draws_is_right_but_not_searched(tmp_path: Path) -> 
     assert list(mined(found, tmp_path / "out")[0].values()) == [["b"], ["a", "c"], ["a", "b"]]
 
 
+def test_a_sample_lacks_captions_that_training_never_draws(tmp_path: Path) -> None:
+    """Training takes it; it had no negatives, and its captions were none."""
+    samples = [(image(1), {"caption": "a", "more": ["b"]}), (image(2), {"caption": "c"})]
+    data = data_of(tmp_path, samples, caption_weights=[1.0, 0.0])
+    assert [data.item(i)[0] for i in range(len(data.item_keys))] == ["a", "c"]
+    assert data.sides()[0].ids(0, 2) == [id_of(encoded) for encoded, _ in samples]
+
+
 def test_samples_that_training_replaces(tmp_path: Path) -> None:
     """One without captions has no part in it; an image that cannot be decoded is known only when it is encoded."""
     fields = {"caption": "a", "more": "b"}
