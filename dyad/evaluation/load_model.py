@@ -157,8 +157,9 @@ def _open_clip(target: str) -> FoundModel:
 def _text(name: str, folder: str | None = None, **keys: Any) -> FoundModel:
     """Return the FoundModel of the transformers model `name` as encoder of questions and passages.
 
-    If the model has the file modules.json of sentence-transformers, the file sets pooling, prompts and lengths. folder:
-    the export folder that contains the model, by default `name`. keys: further configuration keys → values.
+    If the model has the file modules.json of sentence-transformers, pooling, prompts and lengths have its values by
+    default. folder: the export folder that contains the model, by default `name`. keys: further configuration keys →
+    values.
     """
     own = {"model.name": None, "model.embed_dim": None, "model.text.kind": "transformers", "model.text.name": name}
     return _found_by_keys(Task.question_passage, own | keys, folder or name)
@@ -167,7 +168,7 @@ def _text(name: str, folder: str | None = None, **keys: Any) -> FoundModel:
 def _transformers(target: str) -> FoundModel:
     """Find the model hf:`target` of transformers: a CLIP or SigLIP as image and text towers, any other as text encoder.
 
-    An export of format=causal_lm is a language model. Downloads config.json and dyad.json of a published model.
+    An export of format=causal_lm is a language model. May download config.json and dyad.json of a published model.
     """
     if exported(target)[0].get("task") == Task.language_model:
         return _language_model(target)

@@ -17,7 +17,7 @@ import numpy as np
 
 from dyad.data.base.command_line import command_options
 from dyad.data.base.errors import ConfigError
-from dyad.data.base.files import open_foreign, write_json
+from dyad.data.base.files import open_foreign, write_errors, write_json
 from dyad.data.base.json_text import read_json
 from dyad.data.base.progress import print_line, tracked
 from dyad.data.cli import outputs
@@ -83,12 +83,12 @@ def main() -> None:
 
 
 def score(command: ScoreCommand, encoder: Encoder, rows: AnswerLists) -> None:
-    """Score the candidate prompts of each row by the language model, and write the scored rows to command.out.
+    """Score the candidate prompts of all rows, or of command.sample of them, and write these rows to command.out.
 
     Until all rows are done the file is OUT.part, with the options in OUT.json; a later call with the same options goes
     on with it. encoder: has the language model as its tower "y", with cosine=False. rows: questions with their answers,
     of which the first right one is scored. Raises ConfigError if OUT.part was begun with other options or rows, or
-    without OUT.json, and for a single row.
+    without OUT.json, and for a single row; HardwareError if a file cannot be written.
     """
     from dyad.data.question_passage.prompts import rows_as_prompts
 
@@ -98,11 +98,12 @@ def score(command: ScoreCommand, encoder: Encoder, rows: AnswerLists) -> None:
     part, about = out.with_name(f"{out.name}.part"), out.with_name(f"{out.name}.json")
     answers = rows_as_prompts(rows, "{answer}")
     content = json_digest([[question.id, question.text] for question in rows.prompts] + answers)
-    done = _begin_or_continue(part, about, asdict(command), content)
+    with write_errors(part):
+        done = _begin_or_continue(part, about, asdict(command), content)
     prompts = rows_as_prompts(rows, command.template.replace("\\n", "\n"))
     find = FINDERS.get(command.by, _by_model)(command, prompts, [question.text for question in rows.prompts])
     scored = _rows_to_score(command, len(prompts))[done:]
-    with part.open("a", encoding="utf-8") as file:
+    with write_errors(part), part.open("a", encoding="utf-8") as file:
         for row in tracked(scored, "rows scored", len(scored)):
             candidates = _filled(find(row, command.depth), command, row, len(prompts))
             scores = _scores(encoder, rows, [prompts[i] for i in candidates.tolist()], row, answers[row])

@@ -125,9 +125,9 @@ def _entries(config: TrainConfig) -> Iterator[SuiteEntry]:
 def _name(target: str, taken: Sequence[str], prefix: str = "") -> str:
     """Return a name for a suite entry with this target that `taken` lacks, such as "flickr30k" or "imagenet-val-2".
 
-    It is the last part of the path, without suffix or @test, with "_" in place of characters that do not suit a file
-    name. If it does not begin with `prefix`, "PREFIX-" is put before it. If `taken` has it, the first number from 2 on
-    that makes it new is put behind it.
+    It is the last part of the path, without @test or a suffix of data such as .tar, with "_" in place of characters
+    that do not suit a file name. If it does not begin with `prefix`, "PREFIX-" is put before it. If `taken` has it, the
+    first number from 2 on that makes it new is put behind it.
     """
     last = re.sub(r"\.(tar|jsonl?|[ct]sv|parquet|arrow)(@.*)?$|@test$", "", Path(target).name)
     stem = re.sub(r"[^\w.-]+", "_", last).strip("_") or "set"

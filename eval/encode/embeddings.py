@@ -90,7 +90,8 @@ def encode_corpus(
 
     Raises ConfigError for a folder that is in use, contains files of other origin, or is on a disk without enough
     space, and for an encode.width above that of the embeddings; DataError for a damaged folder, an id with a line
-    break, and values that are not finite; HardwareError if the disk fails; Stopped if encode.should_stop returns True.
+    break, and values that are not finite or too large for float16; HardwareError if the disk fails; Stopped if
+    encode.should_stop returns True.
     """
     world, size = encode.world, -(-window // encode.block) * encode.block
     settings = {
@@ -242,7 +243,7 @@ class _Folder:
 
         Windows are explained in the module docstring. The folder stays locked until `stack` closes. Only process 0 may
         call it. A folder made with other settings is begun anew, and `log` prints a line. ids: function (start, stop) →
-        ids of the items start … stop − 1. Raises the errors of encode_corpus.
+        ids of the items start … stop − 1. Raises the errors of encode_corpus about the folder and the ids.
         """
         with write_errors(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)

@@ -19,10 +19,9 @@ def drop_pages(array: np.ndarray) -> None:
 
 
 def trim_heap() -> None:
-    """Give the free parts of the C heap back to the operating system (malloc_trim of glibc). It takes milliseconds.
+    """Give the free parts of the C heap back to the operating system (malloc_trim); without glibc do nothing.
 
-    Without this call, some thousand texts of different lengths leave hundreds of megabytes unused. Without glibc it
-    does nothing.
+    Without this call, some thousand texts of different lengths leave hundreds of megabytes unused.
     """
     if release := getattr(ctypes.CDLL(None), "malloc_trim", None):
         release(0)

@@ -12,8 +12,7 @@ def auc_values(score: np.ndarray, positive: np.ndarray, max_fpr: float = 1.0) ->
     (McClish 1989, Analyzing a portion of the ROC curve). score (n,): the higher, the more likely the sample is
     positive. positive (n,) bool: whether it is; both values must occur. The mean is scikit-learn's
     roc_auc_score(positive, score, max_fpr=max_fpr); samples of equal scores make one straight segment of the curve. A
-    value is the mean plus the influence of the sample on the mean, so a bootstrap of the values gives an interval; for
-    max_fpr=1 their variance is DeLong's (DeLong et al. 1988).
+    value is the mean plus the influence of the sample on the mean, so a bootstrap of the values gives an interval.
     """
     _, tied = np.unique(-score, return_inverse=True)  # the group of equal scores of each sample, best first
     counts = np.stack([np.bincount(tied, kind) for kind in (~positive, positive)])

@@ -71,8 +71,8 @@ class Ranking(NamedTuple):
     """The ranks of n queries in a search for their right items. All fields are arrays (n,).
 
     rank: the rank of the best right item, from 1; MISSED if the query has no right item, or if an approximate index
-    found none. right: the number of right items. Both are int64. best, best_wrong: the scores of the best right and of
-    the best wrong item, float32, −inf if there is no such item.
+    found none. right: the number of right items. Both are int64. best, best_wrong: the scores of the best right item
+    and of the best wrong item that the search found, float32, −inf if there is no such item.
     """
 
     rank: np.ndarray

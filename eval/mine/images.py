@@ -9,6 +9,7 @@ import hashlib
 import json
 from array import array
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -52,9 +53,8 @@ def write_captions(shards: Shards, config: DataConfig, folder: Path) -> None:
     Captions with weight 0 are never drawn in training. A meaning that only such captions of a sample have gets one
     column with the line −1, because captions with this meaning must not be negatives of the sample's image.
 
-    Reads all samples. A sample whose image is missing, or whose captions cannot be used, has no column, because
-    training replaces it; images are not decoded. Memory: about 150 bytes for each distinct caption and 32 for each
-    column. Raises DataError if no sample can be used.
+    Reads all samples. A sample whose image is missing, or whose captions of another weight than 0 cannot be used, has
+    no column, because training replaces it; images are not decoded. Raises DataError if no sample can be used.
     """
     lines: dict[int, int] = {}
     columns, unusable = array("q"), ""
@@ -63,9 +63,12 @@ def write_captions(shards: Shards, config: DataConfig, folder: Path) -> None:
             try:
                 sample = ShardSample.read(shards, i)
                 image = content_key(sample.image(config.image_key))
-                own = [text for name in config.captions for text in sample.captions(name, config.caption_per)]
-                meanings = {text_key(sample, text, config) for text in own}
                 drawn = [(meaning, text) for meaning, _, text in caption_draws(sample, config)]
+                meanings = set[int]()
+                for name in config.captions:
+                    with suppress(SampleError):  # under a name of weight 0; training takes the sample without them
+                        own = sample.captions(name, config.caption_per)
+                        meanings |= {text_key(sample, text, config) for text in own}
                 for meaning, text in drawn:
                     key = content_key(text.encode())
                     if key not in lines:

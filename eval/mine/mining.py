@@ -297,10 +297,9 @@ def _reasons_to_drop(
 ) -> np.ndarray:
     """Find the first reason to leave out each of the k hits (items that the search found) of a query.
 
-    Returns (k,) indices into BY_NUMBERS, the tuple of reasons; 0 stands for no reason. What needs the text of the item
-    is not checked: "repeated", "answer", and whether the item is right under any title. keys_k: content keys (hashes of
-    the content) of the hits. Margins and max_score apply to source.scores, or to the scores of the search if
-    source.scores is None.
+    Returns (k,) indices into BY_NUMBERS, the tuple of reasons; 0 stands for no reason. Not checked are "repeated",
+    "answer", and whether the item is right under any title. keys_k: content keys (hashes of the content) of the hits.
+    Margins and max_score apply to source.scores, or to the scores of the search if source.scores is None.
     """
     right_k = np.isin(keys_k, query.keys) | np.isin(hits.positions, query.positions)
     unreadable_k = np.isin(hits.positions, source.unreadable)
@@ -338,7 +337,7 @@ def _open_mined(path: Path, world: World) -> Iterator[Callable[[bytes], Any]]:
 
     `path` never holds an incomplete file. If the block raises, an older file at `path` stays as it was, but its summary
     (mined.json) is deleted at the beginning in any case. All processes must enter and leave it together; only process 0
-    may call the function. Raises HardwareError, on all processes, if the file cannot be written.
+    may call the function. Raises HardwareError if the file cannot be written.
     """
     errors = write_errors(path)
     with ExitStack() as stack:

@@ -56,7 +56,7 @@ class QuestionsAndPassages:
         return str(passage.id), passage.text
 
     def labelled(self, groups: Sequence[list[int]], queries_bD: np.ndarray) -> list[LabelledQuery]:
-        """Return b questions with the corpus indices of their right passages, found by id or by title and text.
+        """Return b questions with their right passages, those of all rows with the text of the question.
 
         groups: for each question the numbers of its rows. queries_bD: the embeddings of the b questions, (b, D).
         """
@@ -76,8 +76,8 @@ class QuestionsAndPassages:
 
         Its positions are only the corpus indices of the right passages that these rows give by id. A passage with the
         text of a right passage and another title is also right if one of the two titles is empty, or if titles are
-        dropped. query_D: the embedding of the question. Only content keys and corpus indices of passages are kept,
-        because the rows with all their passages take a thousand times as much memory.
+        dropped. query_D: the embedding of the question. Only content keys and corpus indices of passages are kept, to
+        save memory.
         """
         keys, texts = set[int](), set[int]()
         ids: list[str] = []

@@ -57,8 +57,8 @@ def _case_view(case: Case, run: Path, dataset: str) -> View:
 def _item_view(item: Item, path: Path | None) -> View:
     """Convert a query or an answer of an example case to fields for the HTML template. path: its thumbnail, or None.
 
-    The result has title; text: its text, cut to LONGEST characters, or its id if it has no text; parts: the text as
-    (part, whether it is marked); picture: the thumbnail as a data: URL or None; score; right: whether it is right.
+    The result has title; text: its text, cut to about LONGEST characters, or its id if it has no text; parts: the text
+    as (part, whether it is marked); picture: the thumbnail as a data: URL or None; score; right: whether it is right.
     """
     parts = [*marked(*excerpt(item.get("text") or "", item.get("spans") or [], LONGEST, BEFORE))]
     parts = parts or [(item.get("id") or "", False)]

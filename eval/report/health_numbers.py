@@ -72,7 +72,7 @@ class _Training:
         """Return quantity → number for the health checks that use training metrics almost as they are.
 
         mi_bound, log_k, share_never_visited, staleness: the present value (the median of the last values) of the metric
-        with this name. bound_share: mi_bound divided by log_k; above_guess: mi_bound; left out if one is unknown.
+        with this name. bound_share: mi_bound divided by log_k; above_guess: mi_bound; only if log_k is above 0.
         effective_negatives, batch_accuracy: the smaller present value of sides x and y. waiting_share: the sum of
         data_time divided by that of batch_time. None stands for a quantity whose metrics the run has not recorded.
         """
@@ -91,8 +91,8 @@ class _Training:
 
         The code is 0 if the training loss falls or the accuracy in the batch rises. If neither happens, it is 1 for a
         run that began with trained weights (init_from), for which this may be fine, and 2 for other runs. Returns {} if
-        the run has recorded fewer than ENOUGH losses, or if its loss fell, but only to that of guessing: that is
-        reported by the check on above_guess.
+        the run has recorded fewer than ENOUGH losses, or if the code would be 0 but the loss is that of guessing, which
+        the check on above_guess reports.
         """
         loss, accuracy = self.values("loss"), self.values("accuracy_x")
         if len(loss) < ENOUGH:
@@ -218,9 +218,9 @@ def memory_numbers(options: Mapping[str, Any], training: Numbers, result: Result
 
     "learnt_by_heart" is the difference. R@K of n items is about as hard as accuracy among n / K candidates. So the
     metric is R@K with the least K for which n / K is at most the batch size, or COMPARED if that is less; the upper end
-    of its interval is subtracted. Returns {} if `result` is not of data.val, if the accuracy is below EASY, or if a
-    number is unknown. options: the configuration of the run, dotted key → value. training: the result of
-    training_numbers.
+    of its interval is subtracted. Returns {} if `result` is not of data.val, if the accuracy is below EASY, or if it,
+    the batch size or such a metric is unknown. options: the configuration of the run, dotted key → value. training: the
+    result of training_numbers.
     """
     accuracy, batch = training.get("batch_accuracy"), finite(options.get("global_batch_size"))
     names = _depths(headline(result["metrics"]), result["metrics"])

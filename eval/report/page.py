@@ -93,7 +93,7 @@ ENVIRONMENT.globals |= {f.__name__: f for f in (line_chart, score_histogram, con
 
 
 def render(run: RunFolder) -> str:
-    """Return the HTML report of a run as text, at most 5 MB for any run.
+    """Return the HTML report of a run as text.
 
     Reads the thumbnails of example cases in the run folder, and the licence notices beside the data of the run.
     """
@@ -335,7 +335,7 @@ def _trained_seconds(run: RunFolder) -> float:
 def _unusual(options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options of the run that differ from their defaults, dotted key → value.
 
-    The keys in ALWAYS are in the result even with their default, the keys in SHOWN never.
+    The keys in ALWAYS are in the result even with their default, unless it is null, the keys in SHOWN never.
     """
     name = joined(options.get("objective.name"))
     usual = all_keys(TrainConfig)

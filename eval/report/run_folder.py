@@ -78,8 +78,8 @@ def read_run(path: Path) -> RunFolder:
 def _records(path: Path, name: str, log: Callable[[str], None]) -> Iterator[dict[str, Any]]:
     """Yield the JSON objects in the lines of the file `name`, such as metrics.jsonl, in the run folder `path`.
 
-    log: called with one line of text that counts the damaged lines, if there are any. An incomplete last line, which
-    remains if the run is killed, does not count as damaged.
+    log: called as by `_lines`, and with one line of text that counts the damaged lines, if there are any. An incomplete
+    last line, which remains if the run is killed, does not count as damaged.
     """
     damaged = 0
     for line in _lines(path, name, log):
@@ -98,16 +98,19 @@ def _lines(path: Path, name: str, log: Callable[[str], None]) -> Iterator[bytes]
     """Yield the lines of the file `name` in the run folder `path`, each with its newline.
 
     Yields nothing if the file does not exist or leads out of the folder. In place of a line of more than LONGEST bytes,
-    an empty line is yielded. Only about the first LARGEST bytes are read; if the file is larger, `log` is called with a
-    line of text.
+    an empty line is yielded. Only about the first LARGEST bytes are read. If the file is larger, or cannot be read,
+    `log` is called with a line of text.
     """
     if file := file_inside(path, name):
-        with open_foreign(file) as lines:
-            begins = True
-            while lines.tell() < LARGEST and (line := lines.readline(LONGEST)):
-                ends = line.endswith(b"\n")
-                if begins:
-                    yield line if ends or len(line) < LONGEST else b"\n"
-                begins = ends
-            if lines.read(1):
-                log(f"{name}: only its first {LARGEST:,} bytes are read")
+        try:
+            with open_foreign(file) as lines:
+                begins = True
+                while lines.tell() < LARGEST and (line := lines.readline(LONGEST)):
+                    ends = line.endswith(b"\n")
+                    if begins:
+                        yield line if ends or len(line) < LONGEST else b"\n"
+                    begins = ends
+                if lines.read(1):
+                    log(f"{name}: only its first {LARGEST:,} bytes are read")
+        except OSError as error:
+            log(f"{name} cannot be read: {error.strerror}")

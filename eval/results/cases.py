@@ -70,15 +70,15 @@ def answer(found: Item, score: float, right: bool) -> Item:
 def ranked_case(kind: str, query: Item, rank: int, answers: Sequence[Item], right: Sequence[Item]) -> Case:
     """Return the Case of a query whose value is the rank of its best right answer.
 
-    kind: "best", "worst" or "random". rank: from 1, or MISSED if an approximate index found no right answer; the value
-    is then None. answers: the first answers of the model, best first. right: some right answers.
+    kind: "best", "worst" or "random". rank: from 1, or MISSED; the value is then None. answers: the first answers of
+    the model, best first. right: some right answers.
     """
     value: dict[str, float | None] = {"rank": None if rank == MISSED else rank}
     return Case(kind=kind, query=query, value=value, systems={"model": [*answers]}, right=[*right])
 
 
 def choose(quality: np.ndarray, sure: np.ndarray, groups: Sequence[Hashable], count: int) -> list[tuple[str, int]]:
-    """Choose the best, the worst and random queries of n, `count` of each kind; return (kind, query index) of each.
+    """Choose the best, worst and random queries of n, at most `count` of each; return (kind, query index) of each.
 
     kind is "best", "worst" or "random"; no query is chosen twice. quality (n,): how good the results of each query are;
     higher is better. sure (n,): how certain the model was. Of queries with equal quality the most certain one is taken

@@ -182,7 +182,7 @@ def _one_table(title: str, result: Result) -> Groups:
 def _passage_groups(result: Result) -> Groups:
     """Return a table for the HTML report for each of the first PASSAGE_COLUMNS metrics of passage retrieval.
 
-    Each has a row for the model, for each baseline and for the chance level (the score of a random ranking).
+    Each has a row for the model, and for each baseline and the chance level (the score of a random ranking) if known.
     """
     found: Groups = {}
     for metric in [m for m in PASSAGE_METRICS if m in result["metrics"]][:PASSAGE_COLUMNS]:
@@ -254,7 +254,7 @@ def _with_interval(found: Score, form: str = ".3f", unknown: str = "-") -> str:
 
 
 def _title(result: Result, *counted: str) -> str:
-    """Return the title of a printed table: the name of the data set, its search index if not exact, and its sizes.
+    """Return the title of a printed table: `titled`, and the sizes of the data set.
 
     counted: the names of the sizes; "images" stands for the value of the metric num_images.
     """

@@ -129,8 +129,9 @@ RESULT, STATE = TypeAdapter(ResultFile), TypeAdapter(StateFile)
 def read_object(folder: Path, name: str, shape: TypeAdapter[Any], log: Callable[[str], None]) -> dict[str, Any] | None:
     """Read the JSON file `name` in `folder`; return its object without the parts that do not fit `shape`.
 
-    Returns None if the file does not exist, is a link out of `folder`, cannot be read, or lacks a part that `shape`
-    requires. log: called with one line for each part that is left out, and for a file that exists but is not used.
+    Returns None if the file does not exist, is a link out of `folder`, cannot be read, or has no object with the parts
+    that `shape` requires. log: called with one line for each part that is left out, and for a file that exists but is
+    not used.
     """
     if (path := file_inside(folder, name)) is None:
         return log(f"{name} is not read: it lies outside this folder") if (folder / name).exists() else None

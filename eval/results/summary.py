@@ -117,9 +117,10 @@ def finite(value: Any) -> float | None:
 
 
 def number(value: Any) -> str:
-    """Format a value for readers, with three decimals; "–" (a dash) if it is no number or is not finite.
+    """Format a value for readers, with three decimals; "–" (a dash) if `finite` gives None.
 
-    Whole numbers above 1 have no decimals, values closer to 0 than 0.0005 one significant digit.
+    Whole numbers above 1 or below −1 have no decimals. Values closer to 0 than 0.0005, but not 0 itself, have one
+    significant digit.
     """
     if (found := finite(value)) is None:
         return "–"

@@ -60,7 +60,7 @@ def write(folder: Path, content: Mapping[str, Any], files: Mapping[str, Callable
 
     content: the result, as returned by `result`. files: ending of another file's name → function that writes the file
     to a given path, or removes it if there is nothing to write. Each file is written whole or not at all. A file whose
-    format cannot hold the data (a TREC run cannot hold an id with a space) is left out, with a line on stderr. Raises
+    function raises DataError, as for an id with a space in a TREC run, is left out, with a line on stderr. Raises
     HardwareError if the folder cannot be written.
     """
     written = [folder / f"{content['dataset']}.json"]

@@ -13,7 +13,7 @@ def reciprocal_rank_fusion(runs: Sequence[Run], k: int = 60, depth: int | None =
     count from 1; documents with equal scores are ordered by descending id. depth: only the first `depth` documents of
     each run count, and the best `depth` are returned; None: all. The result has the queries of all runs, and for each
     query the best document first. Its scores are converted to float32, and equal ones are made different, by `ranked`
-    (eval/metrics/trec.py). Sums are rounded once (math.fsum), so the order of the runs does not matter.
+    (eval/metrics/trec.py). Sums are rounded once (math.fsum), so the scores do not depend on the order of the runs.
     """
     fused: Run = {}
     for query in dict.fromkeys(query for run in runs for query in run):

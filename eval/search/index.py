@@ -83,8 +83,8 @@ class Index:
     A corpus that is too small to train the index is searched exactly. Attributes: exact: whether searches are exact.
     how: {"index": the spec in use}, with the entries "instead_of" and "because" if the spec in use is not `spec`.
 
-    Vectors must be finite; otherwise a search raises ValueError. Raises ConfigError for a bad spec, and for an
-    approximate index if FAISS is not installed.
+    Vectors must be finite; otherwise the constructor or a search raises ValueError. Raises ConfigError for a bad spec,
+    and for an approximate index if FAISS is not installed.
     """
 
     def __init__(
@@ -258,7 +258,7 @@ def _train_index(faiss: ModuleType, spec: Spec, corpus: np.ndarray) -> tuple[np.
     """Train the FAISS index that `spec` describes on evenly spread rows of the corpus, without adding rows to it.
 
     Returns (the serialised index as bytes in an array, ""), or (None, FAISS's error message) if the corpus has too few
-    rows for the training. Raises ConfigError for other errors of FAISS.
+    rows for the training. Raises ConfigError for other errors of FAISS, ValueError for rows that are not finite.
     """
     index = spec.built(faiss, corpus.shape[1])
     lists = faiss.try_extract_index_ivf(index)
@@ -266,7 +266,7 @@ def _train_index(faiss: ModuleType, spec: Spec, corpus: np.ndarray) -> tuple[np.
     rows = evenly_spaced(len(corpus), count)
     try:
         with spec.errors():
-            index.train(np.ascontiguousarray(corpus[rows], dtype=np.float32))
+            index.train(_finite("corpus", corpus[rows]))
     except ConfigError as error:
         reasons = [TOO_FEW, *([NO_PCA] if len(rows) < corpus.shape[1] else [])]
         few = next((each for each in reasons if each in str(error)), None)
@@ -305,7 +305,7 @@ def _slabs(corpus: np.ndarray, start: int, stop: int) -> Iterator[tuple[int, np.
 
 
 def _shard(corpus: np.ndarray, start: int, stop: int) -> np.ndarray:
-    """Return the corpus rows start … stop − 1 as float32: a view of a float32 matrix in RAM, else a copy."""
+    """Return the corpus rows start … stop − 1 as float32; a view, not a copy, of a contiguous float32 matrix in RAM."""
     if not isinstance(corpus, np.memmap) and corpus.dtype == np.float32 and corpus.flags.c_contiguous:
         return _finite("corpus", corpus[start:stop])
     shard = np.empty((stop - start, corpus.shape[1]), np.float32)

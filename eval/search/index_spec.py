@@ -43,7 +43,7 @@ EXAMPLES = '"Flat", "IVF256,Flat;nprobe=16", "IVF256,PQ32;nprobe=16", "HNSW32;ef
 
 
 def check_spec(spec: str, width: int = 2688) -> None:
-    """Raise ConfigError if FAISS is not installed, or cannot build the index `spec` for vectors of width `width`.
+    """Raise ConfigError if FAISS is not installed, if `Spec.parsed` refuses `spec`, or FAISS does for this width.
 
     Faults that only appear with real vectors, such as too few vectors, are not found. The default width, 2⁷ · 3 · 7, is
     a multiple of any usual number of bytes of a product quantiser.
@@ -114,7 +114,7 @@ class Spec:
 
     @contextmanager
     def errors(self, where: str = "") -> Iterator[None]:
-        """Context manager: convert FAISS's RuntimeError about a bad specification to a ConfigError of one line.
+        """Context manager: convert a RuntimeError of FAISS to a ConfigError that names the specification.
 
         where: text appended to FAISS's own message, or "".
         """
@@ -128,8 +128,8 @@ class Spec:
 def _set_training(faiss: ModuleType, index: Any) -> None:
     """Switch off FAISS's warning that an index is trained on few rows, and a product quantizer's polysemous training.
 
-    That training is 40 times the other work, and serves a Hamming search that we never ask for. It only numbers the
-    centroids anew, so every score stays the same. index: the FAISS index.
+    That training serves a Hamming search that we never ask for. It only numbers the centroids anew, so every score
+    stays the same. index: the FAISS index.
     """
     parts = [index]
     for name in ("base_index", "index"):  # of PQ16,RFlat and of OPQ16,PQ16

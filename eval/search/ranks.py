@@ -75,9 +75,8 @@ def count_ranks(
     its index is lower. queries_nD, items_mD: embeddings, float32 (n, D) and (m, D); a score is their inner product.
     matches: which items are right for which queries; the rank of a query without a right item is MISSED. hidden: pairs
     of a query and an item that is not ranked for this query; never a right pair. All processes must call it with the
-    same arguments; each scores its share of the queries, and all return the same result. Memory on world.device: all
-    item embeddings, and two float32 arrays of STRIP elements each (on a GPU of STRIP_GPU), or of m elements if m is
-    larger.
+    same arguments; each scores its share of the queries, `strip_size` at a time, and all return the same result. All
+    item embeddings are on world.device.
     """
     n, m = matches.shape
     assert queries_nD.shape[0] == n and items_mD.shape[0] == m, (queries_nD.shape, items_mD.shape, matches.shape)
@@ -100,10 +99,10 @@ def count_ranks(
 
 
 def strip_size(device: torch.device, n: int, m: int, world_size: int) -> int:
-    """Return how many of n queries are scored against m items at a time, at least 1.
+    """Return how many of n queries are scored against m items at a time: at least 1, else within these limits.
 
     On a CPU a strip has at most STRIP scores. On a GPU it has at most STRIP_GPU scores, as each strip reads all items,
-    and at most n / world_size queries, so that every process has work.
+    and at most ⌈n / world_size⌉ queries, so that the processes share the work.
     """
     return max(1, STRIP // m if device.type == "cpu" else min(STRIP_GPU // m, -(-n // world_size)))
 
@@ -153,7 +152,7 @@ def found_ranks(queries_nD: np.ndarray, items_mD: np.ndarray, matches: Matches, 
 
     queries_nD, items_mD: embeddings, for the scores of right pairs. matches: the right pairs. hits: the k items found
     for each of n queries, best first; the best wrong item is taken from them. If k is m and the search is exact, the
-    result is that of `count_ranks`. Memory: `hits`, and STRIP numbers at a time.
+    ranks are those of `count_ranks`.
     """
     n, m = matches.shape
     rank, right = np.full(n, MISSED), np.zeros(n, np.int64)

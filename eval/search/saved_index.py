@@ -80,7 +80,8 @@ def check_embeddings(embeddings: np.ndarray, items: int) -> None:
 def _shape(file: BinaryIO) -> tuple[int, int]:
     """Read the header of a .npy file; return (rows, width) of its float32 matrix. The file is then at its first value.
 
-    Raises ValueError for any other array, or if the size of the file does not match the header.
+    Raises ValueError for any other array, an empty one, one in Fortran order, or a size of the file that does not match
+    the header.
     """
     with header_errors():
         version = np.lib.format.read_magic(file)

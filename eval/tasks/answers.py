@@ -102,7 +102,7 @@ class Answers(Evaluator):
         return {"choice_accuracy": float((right_n / (right_n + wrong_n))[several].mean())} if several.any() else {}
 
     def cases(self, score_N: np.ndarray, examples: int) -> list[Case]:
-        """Return example cases, `examples` of each kind (best, worst, random), of prompts that have wrong answers.
+        """Return at most `examples` example cases of each kind (best, worst, random), of prompts with wrong answers.
 
         score_N: the scores of all answers.
         """

@@ -135,7 +135,7 @@ class Direction:
         return score_histogram(self.queries_nD[picks], self.items_mD, right, self.ranked.ranking.best_wrong[picks])
 
     def cases(self, examples: int) -> list[Case]:
-        """Return example cases for the report: the `examples` best, the `examples` worst and `examples` random queries.
+        """Return example cases for the report: the best, the worst and random queries, at most `examples` of each.
 
         Each case has the first items and some right items. Of queries with equal keys only the first is shown. All
         processes must call it together.

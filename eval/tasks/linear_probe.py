@@ -89,8 +89,8 @@ def fit(x_nD: np.ndarray, target_n: np.ndarray, c: float, device: torch.device, 
     vectors; each of them is half the difference, up to its sign, so their squares count twice here.
 
     The minimum is sought over V, with W = V T. T scales the principal axes of the features so that the second
-    derivative at V = 0 is about the identity: L-BFGS then needs tens of iterations; over W it would need up to
-    thousands. The objective, and so the minimum, is the same.
+    derivative at V = 0 is about the identity: L-BFGS then needs fewer iterations. The objective, and so the minimum, is
+    the same.
     """
     (n, width), classes = x_nD.shape, int(target_n.max()) + 1
     x, target = torch.from_numpy(x_nD).to(device), torch.from_numpy(target_n).to(device)

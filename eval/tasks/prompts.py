@@ -58,8 +58,8 @@ class ZeroShotTask:
 def read_task(path: Path) -> ZeroShotTask:
     """Read the task file of zero-shot classification (JSON) at `path`.
 
-    Raises ConfigError, which names the file and the key, if the file cannot be read, if a key is missing or wrong, or
-    if a class is named twice. The files of shards that it names are not checked.
+    Raises ConfigError if the file cannot be read, if a key is missing or wrong, or if a list of classes has a name
+    twice. The files of shards that it names are not checked.
     """
     content = _content(path, "zero_shot", KINDS)
     named, others = content["classes"], content.get("others")
@@ -79,8 +79,8 @@ def read_task(path: Path) -> ZeroShotTask:
 def class_names(labels: Sequence[str], names: Sequence[str]) -> list[str]:
     """Return the class name of each label: a number as the name with this index in `names`, from 0.
 
-    This holds only if all labels are numbers and none is in `names`. All other labels, and numbers that are too large,
-    are returned unchanged.
+    This holds only if all labels are numbers of at most nine digits and none is in `names`. All other labels, and
+    numbers that are too large, are returned unchanged.
     """
     numbers = all(re.fullmatch("[0-9]{1,9}", label) for label in labels) and not set(labels) & set(names)
     return [names[int(label)] if numbers and int(label) < len(names) else label for label in labels]
@@ -91,8 +91,7 @@ def read_probe(path: Path, kind: str = "probe") -> tuple[dict[str, str], str]:
 
     The files are {"train": files, "test": files}, as text, relative paths resolved against the folder of the task file.
     If the task file has "source" and no "test", "source" is the test part. kind: that of the entry in eval.suite, for
-    messages. Raises ConfigError, which names the file and the key, if the file cannot be read, or if a key is missing
-    or wrong.
+    messages. Raises ConfigError if the file cannot be read, or if a key is missing or wrong.
     """
     content = _content(path, kind, dict.fromkeys(("train", "test", "label"), (str, "a text")))
     return {part: _beside(path, content[part]) for part in ("train", "test")}, content["label"]

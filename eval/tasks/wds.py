@@ -46,7 +46,7 @@ class WdsFolder:
 def read_wds(path: Path) -> WdsFolder:
     """Read the shard paths, class names and prompt templates of the CLIP_benchmark data set in the folder `path`.
 
-    Raises ConfigError, which names the file, for a missing or wrong file. The shards are not opened.
+    Raises ConfigError or DataError for a missing or wrong file. The shards are not opened.
     """
     if not path.is_dir():
         raise ConfigError(f"wds:{path} is no folder")
@@ -72,7 +72,7 @@ def _shards(path: Path) -> list[str]:
 
 
 def _classes(path: Path) -> dict[str, list[str]]:
-    """Return class name → its prompts, of a CLIP_benchmark folder. Raises ConfigError if a file is missing or wrong."""
+    """Return class name → its prompts, of a CLIP_benchmark folder. Raises the errors of `read_wds`."""
     names = distinct_class_names(_lines(path / "classnames.txt"))  # ImageNet has two cranes
     templates = path / "zeroshot_classification_templates.txt"
     return prompted(names, _lines(templates), templates)
@@ -81,8 +81,8 @@ def _classes(path: Path) -> dict[str, list[str]]:
 def _lines(path: Path, needed: bool = True) -> list[str]:
     """Return the lines of a text file, stripped and without blank lines.
 
-    needed: whether a missing file raises ConfigError; if not, [] is returned. Raises ConfigError for a file that cannot
-    be read.
+    needed: whether a missing file raises ConfigError; if not, [] is returned. Raises ConfigError or DataError for a
+    file that cannot be read.
     """
     if not path.is_file():
         if needed:

@@ -49,7 +49,7 @@ def _in_context(entry: SuiteEntry, inputs: Inputs) -> Evaluator:
 def _check_in_context(entry: SuiteEntry) -> tuple[InContextTask, FoundModel]:
     """Read the task file of an entry in_context:TASK.json, and find, but not load, its rows and its language model.
 
-    Raises ConfigError if one of the three is missing or invalid.
+    Raises ConfigError if one of the three is missing or invalid, DataError for a table that cannot be read.
     """
     from dyad.evaluation.load_model import find_model
 

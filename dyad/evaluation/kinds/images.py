@@ -47,7 +47,10 @@ def images(
         return build(entry, open_shards(parse_sources(*named(entry), tables=prepared)), inputs)
 
     def check(entry: SuiteEntry) -> None:
-        """Raise ConfigError for shards and tables that are missing or invalid; of a table only the head is read."""
+        """Raise ConfigError for shards and tables that are missing or invalid; of a table only the head is read.
+
+        Raises DataError for a table that cannot be read.
+        """
         parse_sources(*named(entry), tables=checked_tables(table_options(replace(entry.data, **own))))
 
     return SuiteKind(Task.image_text, form, check, open_and_build)
@@ -85,7 +88,7 @@ def _views(entry: SuiteEntry, shards: Shards, inputs: Inputs) -> Evaluator:
 def _zero_shot(entry: SuiteEntry, shards: Shards, inputs: Inputs) -> Evaluator:
     """Build the zero-shot evaluator of an entry zero_shot:TASK.json.
 
-    Raises DataError for an image of a class that the task file lacks, unless it says "others": "skip".
+    Images of classes that the task file lacks raise DataError, or are left out, see `keep_known_classes`.
     """
     from dyad.eval.tasks.zero_shot import keep_known_classes
 

@@ -47,7 +47,10 @@ def _labelled(entry: SuiteEntry, inputs: Inputs) -> Evaluator:
 
 
 def _check_labelled(entry: SuiteEntry) -> None:
-    """Raise ConfigError if the shards, tables or files of texts of an entry classes:SHARDS are missing or invalid."""
+    """Raise ConfigError if the shards, tables or files of texts of an entry classes:SHARDS are missing or invalid.
+
+    Raises DataError for a table that cannot be read.
+    """
     if entry.data.items is ItemKind.pictures:
         parse_sources(entry.target, entry.key, tables=checked_tables(table_options(entry.data)))
     else:
@@ -60,7 +63,7 @@ def _parts(tables: Callable[[Any], Tables], entry: SuiteEntry) -> tuple[list[lis
     """Return the sources of the training and of the test part of a probe, and the field that holds the class.
 
     tables: `checked_tables`, which only checks tables, or `prepared_tables`, which converts them to shards. Raises
-    ConfigError if the task file or a part is missing or invalid.
+    ConfigError if the task file or a part is missing or invalid, DataError for a table that cannot be read.
     """
     named, label = read_probe(entry.path)
     found = tables(table_options(entry.data))
@@ -73,7 +76,7 @@ def _are_texts(sources: Sequence[ShardSource]) -> bool:
 
 
 def _check_probe(entry: SuiteEntry) -> None:
-    """Raise ConfigError as `_parts` does, and for texts where the model takes none; a table of images has none."""
+    """Raise the errors of `_parts`, and ConfigError for texts where the model takes none."""
     parts, _ = _parts(checked_tables, entry)
     options, named = table_options(entry.data), written_sources(read_probe(entry.path)[0]["train"], entry.target)
     tables = (table for source in named for table in tables_of(source.path, options.columns))

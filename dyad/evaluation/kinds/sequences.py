@@ -70,7 +70,8 @@ def _context_probe(entry: SuiteEntry, inputs: Inputs) -> Evaluator:
 
 def _parts(entry: SuiteEntry) -> tuple[list[list[str]], str]:
     """Return the files of the training and of the test part of a context_probe, and the field that holds the class.
-    Raises ConfigError if the task file or a file is missing or invalid, or a file lacks that field."""
+    Raises ConfigError if the task file or a file is missing or invalid, or a file lacks that field; DataError for a
+    file that cannot be read."""
     from dyad.data.sequence.labelled import check_label
 
     named, label = read_probe(entry.path, "context_probe")

@@ -117,7 +117,8 @@ def chance(qrels: Qrels, m: int) -> dict[str, float]:
     """Return metric → chance level for nDCG@10, Recall@100, MRR@10 and Success@K.
 
     The chance level is the expected value, averaged over questions, if the m passages of the corpus are ranked at
-    random. qrels: question id → passage id → grade. Without judgements the result is {}.
+    random; all right passages count as being in the corpus. qrels: question id → passage id → grade. Without judgements
+    the result is {}.
     """
     if not qrels:
         return {}

@@ -35,9 +35,9 @@ class NextItem(Evaluator):
     """Evaluator of next-item prediction on one log of events.
 
     data: the events to predict, with their histories. recall_k: each K of HR@K and nDCG@K. seen: whether the items of a
-    history can be answers (keep) or not (drop); the right item always can. index: specification of a FAISS index;
-    "Flat" is exact, an approximate one finds `depth` items for each history, or the largest K if that is more.
-    baselines: those of SCORERS that the model is compared with; other names are not read.
+    history, except the right item, can be answers (keep) or not (drop). index: specification of a FAISS index; "Flat"
+    is exact, an approximate one finds `depth` items for each history, or the largest K if that is more. baselines:
+    those of SCORERS that the model is compared with; other names are not read.
     """
 
     data: NextItems

@@ -136,7 +136,10 @@ def item_count(data: NextItems) -> int:
 
 
 def _training(data: NextItems) -> tuple[Int64s, Int64s]:
-    """Return (item index, user index) of each training event, two int64 arrays, by user, oldest event first."""
+    """Return (item index, user index) of each training event with one of the N items, by user, oldest event first.
+
+    Both are int64 arrays.
+    """
     events = np.flatnonzero(data.train_e & (data.log.item_e < item_count(data)))
     return data.log.item_e[events], np.searchsorted(data.log.starts, events, side="right") - 1
 

@@ -13,7 +13,8 @@ from helpers.messages import raises
 from helpers.runs import make_run
 
 import dyad
-from dyad.data.base.errors import ConfigError
+from dyad.data.base.errors import ConfigError, HardwareError
+from dyad.evaluation import score
 from dyad.evaluation.score import CONTENT, main
 
 ROWS = [("one and one", " two"), ("two and one", " three"), ("a frog", " is green"), ("one frog", " jumps")]
@@ -96,3 +97,15 @@ def test_wrong_options_are_refused(folder: Path, monkeypatch: pytest.MonkeyPatch
     pictures = make_run(folder)
     with raises(ConfigError, f"by={pictures}", "bm25, random", "questions and passages"):
         scored(folder, monkeypatch, by=pictures)
+
+
+def test_a_place_that_cannot_be_written_is_one_line(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with raises(HardwareError, "rows.jsonl"):
+        scored(folder, monkeypatch, out=folder / "rows.jsonl" / "scored.jsonl")
+
+
+def test_a_full_disk_is_one_line(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder / "scored.jsonl.part").symlink_to("/dev/full")
+    monkeypatch.setattr(score, "_begin_or_continue", lambda *_: 0)
+    with raises(HardwareError, "scored.jsonl.part"):
+        scored(folder, monkeypatch)

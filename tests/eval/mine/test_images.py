@@ -164,6 +164,14 @@ def test_an_image_that_cannot_be_decoded_is_no_negative(tmp_path: Path) -> None:
     assert summary["left_out"] == {"margin": 4, "right": 5, "unreadable": 3}
 
 
+def test_a_sample_lacks_captions_that_training_never_draws(tmp_path: Path) -> None:
+    """Training takes it; it had no negatives, and its captions were none."""
+    samples = [(image(1), {"caption": "a", "more": ["b"]}), (image(2), {"caption": "c"})]
+    data = data_of(tmp_path, samples, caption_weights=[1.0, 0.0])
+    assert [data.item(i)[0] for i in range(len(data.item_keys))] == ["a", "c"]
+    assert data.sides()[0].ids(0, 2) == [id_of(encoded) for encoded, _ in samples]
+
+
 def test_samples_that_training_replaces(tmp_path: Path) -> None:
     """One without captions has no part in it; an image that cannot be decoded is known only when it is encoded."""
     fields = {"caption": "a", "more": "b"}

@@ -1,6 +1,7 @@
 """A run folder of somebody else: no link in it leads out of it, and JSON, YAML and logs may hold anything."""
 
 import base64
+import errno
 import hashlib
 import json
 import shutil
@@ -8,13 +9,15 @@ import tracemalloc
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import pytest
 from helpers.messages import raises
 from helpers.report import passages, records, retrieval, seen, write_run, zero_shot
 
 from dyad.data.base.errors import ConfigError, DataError
+from dyad.data.base.files import open_foreign
+from dyad.eval.report import run_folder
 from dyad.eval.report.main import write_report
 from dyad.eval.report.run_folder import read_run
 from dyad.eval.results.panels import panels
@@ -187,3 +190,19 @@ def test_settings_may_be_as_large_as_a_tokenizer_and_no_larger(tmp_path: Path) -
     file.write_text("[" + "1," * 8_388_608 + "1]")
     with raises(ConfigError, "tokenizer.json"):
         read_json(file)
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "log.txt", "restarts.jsonl"])
+def test_a_file_that_this_user_may_not_read_is_a_line_on_the_page(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = write_run(tmp_path)
+    (run / "restarts.jsonl").touch()
+
+    def open_some(path: Path) -> BinaryIO:
+        if path.name == name:  # chmod keeps root from nothing
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return open_foreign(path)
+
+    monkeypatch.setattr(run_folder, "open_foreign", open_some)
+    assert f"{name} cannot be read: Permission denied" in seen(write_report(run)).text

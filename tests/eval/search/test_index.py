@@ -304,3 +304,12 @@ def test_faiss_takes_little_of_a_gpu_beside_the_towers() -> None:
     spec: Any = None
     index._Approximate(faiss, spec, np.zeros(1, dtype=np.uint8))
     assert said == [2**28]
+
+
+@pytest.mark.parametrize("spec", ["IVF4,Flat", "HNSW8"])
+def test_an_approximate_index_says_that_the_corpus_is_not_finite(spec: str) -> None:
+    """FAISS's own words, of an index that is trained, blame the specification."""
+    corpus = unit_rows(100, 8, 0)
+    corpus[3, 2] = np.nan
+    with raises(ValueError, "corpus:"):
+        Index(corpus, spec).search(corpus[:1], 1)
