@@ -186,10 +186,10 @@ def _batch_norm(job: Translation) -> None:
 def _optimiser(job: Translation) -> None:
     """Set the optimiser, the learning rate schedule and its cooldown in `job`, from open_clip's flags.
 
-    Must run after `_direct`, whose optim.beta1, beta2 and eps it moves to optim.options for an optimiser of timm. For
-    models that are no ViT, beta2 and eps get open_clip's defaults, if no flag gives them. Refuses an optimiser that is
-    neither AdamW nor timm's, and --momentum without timm. Raises ConfigError for one of timm's without --lr, and for a
-    cooldown whose number of steps is unknown.
+    Must run after `_direct`, whose optim.beta1, beta2 and eps it moves to optim.options for an optimiser of timm. With
+    AdamW and a model that is no ViT, beta2 and eps get open_clip's defaults, if no flag gives them. Refuses an
+    optimiser that is neither AdamW nor timm's, and --momentum without timm. Raises ConfigError for one of timm's
+    without --lr, and for a cooldown whose number of steps is unknown.
     """
     _, is_timm, name = job.text("opt").lower().rpartition("timm/")
     if is_timm:

@@ -71,8 +71,8 @@ def resolve_classes(config: TrainConfig, world: World) -> TrainConfig:
     returned unchanged.
 
     Every rank must call it. Rank 0 reads the data, and raises ConfigError or DataError on all ranks: if the task file
-    does not exist or is damaged, if there are fewer than two classes, if no sample is of class data.rare, or for data
-    that cannot be read.
+    does not exist or is damaged, if there are fewer than two classes (data.rare and another one), or for data that
+    cannot be read.
     """
     if config.task is Task.sequence:
         return replace(config, run=replace(config.run, inputs=from_rank_0(world, lambda: input_size(config.data))))
@@ -83,7 +83,7 @@ def resolve_classes(config: TrainConfig, world: World) -> TrainConfig:
 
 
 def _prompts_of_classes(config: TrainConfig) -> dict[str, str]:
-    """Return class name → prompt, for task=labelled. Raises ConfigError as `resolve_classes` does."""
+    """Return class name → prompt, for task=labelled. Raises the errors of `resolve_classes`, on this rank."""
     data, rare = config.data, config.data.rare
     if rare is None and isinstance(data.classes, str):
         if not (path := Path(data.classes).expanduser()).is_file():

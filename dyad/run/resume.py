@@ -332,7 +332,7 @@ def _next_step(folder: Path, step: int, metadata: dict[str, Any], components: Co
 
 
 def _more_samples(folder: Path, metadata: dict[str, Any], components: Components, config: TrainConfig) -> int:
-    """Return how many training samples were added behind the old ones since the checkpoint; 0 if the data are the same.
+    """Return how many samples were added behind the old ones of data.train since the checkpoint.
 
     folder: the checkpoint. metadata: the entries of its state.json. components: has the present data. Raises
     ConfigError if something else in the data has changed, or if samples were added and resume.allow_more_data is not

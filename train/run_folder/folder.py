@@ -311,8 +311,8 @@ def is_finished(config: TrainConfig) -> bool:
 
     With tracking.report, report.html must exist too. False if resume_mode is not auto, or with allow_batch_change or
     allow_more_data of resume, which may lengthen the run. The run must have had the steps and epochs of `config`. If
-    checkpoint.patience ended it early, `config` must have the same checkpoint.best, at least as many steps as the run
-    took, and a patience of at most as many evaluations as were not better at its end.
+    checkpoint.patience ended it early, `config` may ask for more steps, but must have the same checkpoint.best, and a
+    patience of at most as many evaluations as were not better at the end.
     """
     folder, resume = run_folder(config), config.resume
     if resume_mode(config) != "auto" or resume.allow_batch_change or resume.allow_more_data:

@@ -30,7 +30,7 @@ class TrackedRun:
     folder: the run folder. config: the tracking settings, with config.wandb resolved to online, offline or disabled.
     run_config: the run's configuration as plain values; a tracker removes the secrets in it. first_step: the step from
     which the run continues. taken_back: (step, whether it is a record of training) for each record that the run sent
-    before it was stopped and will log again. wandb_id: id of the W&B run, None without W&B.
+    before it was stopped and will log again. wandb_id: id of the W&B run; None if the run has none.
     """
 
     folder: Path
