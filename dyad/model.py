@@ -228,7 +228,9 @@ class Model:
         """
         if not isinstance(self.loaded.model, LanguageModel):
             raise ConfigError("this model scores no answers: only one of task=language_model does")
-        data, model = self.config.data, self.loaded.model
+        if not isinstance(prompt, str):
+            raise ConfigError(f"prompt must be one str, not {type(prompt).__name__}")
+        (prompt,), data, model = inputs.texts_of(prompt, "prompt"), self.config.data, self.loaded.model
         given = [data.passage.prefix + answer for answer in inputs.texts_of(answers, "answers")]
         asked = [data.question.prefix + prompt] * len(given)
         rows = model.tokenize(asked, given, data.question.length, data.passage.length)
