@@ -66,9 +66,9 @@ def resolve_classes(config: TrainConfig, world: World) -> TrainConfig:
     For task=labelled these are run.classes, the names of the classes, and run.prompts, a prompt for each. The classes
     are those of data.classes: a list, or a task file, of which the first prompt of each class is taken. Without
     data.classes they are all labels of the training data, sorted. With data.rare they are that class alone. Unless a
-    task file has prompts, a prompt is the name put into data.template, or the name alone with data.label=txt. For
-    task=sequence the key is run.inputs, the number of item ids, or of features of a frame. For other tasks `config` is
-    returned unchanged.
+    task file has prompts, a prompt is the name put into data.template; the name alone without one, or with
+    data.label=txt. For task=sequence the key is run.inputs, the number of item ids, or of features of a frame. For
+    other tasks `config` is returned unchanged.
 
     Every rank must call it. Rank 0 reads the data, and raises ConfigError or DataError on all ranks: if the task file
     does not exist or is damaged, if there are fewer than two classes (data.rare and another one), or for data that

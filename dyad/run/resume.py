@@ -163,8 +163,8 @@ def lock_and_find(config: TrainConfig, folder: Path, stack: ExitStack) -> Resume
     train/run_folder/checkpoint.py). The keys `resume` and `init_from` choose the checkpoint; a new run has none. If
     `resume` names the checkpoint at which the run in the folder began, that run's own newest checkpoint is taken.
     Prints a line for each damaged checkpoint that is passed over. Raises ConfigError if the folder cannot be made or is
-    in use, if it has a run of another configuration, or if the chosen checkpoint does not exist; DataError if all
-    checkpoints of the chosen run are damaged; HardwareError if the folder cannot be written.
+    in use, or has a run of another configuration; HardwareError if it cannot be written; and the errors of `locate`
+    (train/run_folder/locate.py) if there is no such checkpoint or no undamaged one.
     """
     with write_errors(folder):
         stack.enter_context(locked_folder(folder))

@@ -328,10 +328,10 @@ def is_finished(config: TrainConfig) -> bool:
 
 
 def shorter_run(config: TrainConfig) -> Path | None:
-    """Return the folder of a finished run that differs from `config` only in being shorter; None if there is none.
+    """Return the folder of a finished run with the training of `config`, but fewer steps; None if there is none.
 
-    Only runs without run.name are considered: the hash in their folder names shows whether all other keys are equal.
-    Returns None too if `config` has a run.name, or if its run has a checkpoint already.
+    Only runs without run.name are considered: the hash in their folder names shows whether all other keys that change
+    the weights are equal. Returns None too if `config` has a run.name, or if its run has a checkpoint already.
     """
     new = run_folder(config)
     for folder in [] if config.run.name or steps(new) else sorted(new.parent.glob(f"{new.name[:-8]}*")):
