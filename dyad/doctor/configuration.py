@@ -71,10 +71,13 @@ def run(arguments: Sequence[str], config: TrainConfig) -> Iterator[Finding]:
     """Check the configuration as `python -m train` does at its start, and yield one finding, a line marked ok.
 
     It says, by `resume` and what is in the run folder, whether the run is new, begins again, goes on from a checkpoint
-    or is finished, and how long it is. arguments: the key=value arguments of the command line. Raises ConfigError or
-    DataError as `check_sweep`.
+    or is finished, and how long it is; or that it is a plan. arguments: the key=value arguments of the command line.
+    Raises ConfigError or DataError as `check_sweep`.
     """
     check_sweep(arguments, [config])
+    if config.planned:
+        yield ok("run", "is a plan: nothing is trained")
+        return
     folder, mode = run_folder(config), resume_mode(config)
     saved = steps(folder)
     state = "begins again, and the old run is put aside" if saved else "is new"
