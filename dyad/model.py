@@ -330,8 +330,8 @@ def load(
 
     name: in any form that `python -m eval --help` lists for model=; a folder may be a Path. Published weights that the
     cache lacks are downloaded. device: None for the GPU if there is one, else the CPU. block: how many items a tower
-    embeds at a time; None: the value of the run, 256 for other models. workers: number of processes that decode images;
-    0: this process decodes them. width: embeddings have only so many of their first numbers, for a model trained with
+    embeds at a time; None: the value of the run, 256 for other models. workers: number of processes that prepare
+    inputs; 0: this process does. width: embeddings have only so many of their first numbers, for a model trained with
     objective.matryoshka; None: all. Raises ConfigError for a name that is no model, and for a block or width below 1;
     ConfigError or DataError for damaged files. A width above that of the model's embeddings is refused when something
     is embedded.

@@ -11,14 +11,8 @@ from torch.optim import AdamW, Optimizer
 from dyad.data.base.errors import ConfigError
 from dyad.train.distributed.sharded_tensors import local, own_rows
 from dyad.train.run_folder.checkpoint_parts import Part
-from dyad.train.run_folder.named_tensors import (
-    fill,
-    named_tensors,
-    refuse_another_model,
-    restore_weights,
-    saved_shape,
-    state_like,
-)
+from dyad.train.run_folder.named_tensors import fill, named_tensors, refuse_another_model, restore_weights, state_like
+from dyad.train.run_folder.tensor_files import shape_of
 
 MODEL, OPTIMIZER, SAMPLE_STATE = "model.safetensors", "optimizer.safetensors", "memory.safetensors"
 AVERAGE, TARGET, STATE, MANIFEST = "average.safetensors", "target.safetensors", "state.json", "manifest.json"
@@ -133,7 +127,7 @@ def restore(state: CheckpointState, modules: Mapping[str, nn.Module], optimizer:
     check_adamw_state(slots, optimizer)
     copies = state.average, state.target
     trained = {name: tensor.shape for name, tensor in named.items() if id(tensor) in position}
-    if wrong := [name for copy in copies for name in copy if trained.get(name) != saved_shape(copy, name)]:
+    if wrong := [name for copy in copies for name in copy if trained.get(name) != shape_of(copy, name)]:
         what = f"an average or target of '{wrong[0]}', which this model does not train in this shape"
         raise ConfigError(f"the checkpoint has {what}")
     restore_weights(state.model, modules)
