@@ -252,7 +252,7 @@ def metrics_page() -> str:
 
 
 def files_page() -> str:
-    """Return the page of all files of the program, by folder, each with the first paragraph of its docstring."""
+    """Return the page of all modules but __main__, by folder, each with the first paragraph of its docstring."""
     parts = [
         f"# Files\n\n{NOTE}",
         "Every module of Dyad with the first paragraph of its docstring. Search this page.\n",

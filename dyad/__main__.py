@@ -37,7 +37,7 @@ def main() -> None:
 
 
 def script() -> None:
-    """Run the console script `dyad`: call `main`, print errors as messages and exit with the command's exit code."""
+    """Run the console script `dyad`: call `main`; for an error, print a message and exit with its exit code."""
     start("dyad.__main__")
 
 

@@ -20,10 +20,11 @@ from dyad.eval.search.saved_index import check_embeddings, load_index, save_inde
 class Hit(NamedTuple):
     """One result of a search or a recommendation.
 
-    score: inner product of the embeddings of query and item, which is the cosine if the model compares by cosine. item:
-    what was found, as the Index stores it: the path of an image, or its position (int) in the list that was indexed if
-    it has no path; the key of a sample of shards (str); a passage as it was given; a passage of a corpus as a mapping
-    with id, title and text; of `Model.recommend` the id of an item.
+    score: inner product of the embeddings of query and item, which is the cosine if the model compares by cosine; only
+    near to it if the index stores shortened embeddings (PQ, SQ). item: what was found, as the Index stores it: the path
+    of an image, or its position (int) in the list that was indexed if it has no path; the key of a sample of shards
+    (str); a passage as it was given; a passage of a corpus as a mapping with id, title and text; of `Model.recommend`
+    the id of an item.
     """
 
     score: float
@@ -37,7 +38,7 @@ class Index:
     items: n values that identify the items, see Hit.item: texts, whole numbers, pairs (title, text) or mappings.
     embeddings: float32 (n, D). model: digest of the model that computed the embeddings, see Model.identity. spec: the
     kind of FAISS index, "Flat" for exact search. Raises ConfigError unless `embeddings` is a matrix of n rows of finite
-    floats.
+    floats, and not empty.
     """
 
     items: Sequence[Any]

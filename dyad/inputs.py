@@ -76,9 +76,8 @@ def stored_passages(given: Any) -> list[Any]:
 def images_of(given: Any) -> list[Any]:
     """Return images as a list; a single image becomes a list of one.
 
-    An image is a path, the bytes of an image file, a PIL image, or an array or tensor of 3 dimensions. The elements of
-    a list are not checked here, but when they are decoded. Raises ConfigError for an empty list, and for a value that
-    is neither an image nor a list.
+    An image is a path, the bytes of an image file, a PIL image, or an array or tensor of 3 dimensions. Any other value
+    is converted by `listed`, with its errors. The elements of a list are checked when they are decoded.
     """
     pixels = isinstance(given, np.ndarray | Tensor) and given.ndim == 3
     return [given] if pixels or isinstance(given, str | PathLike | bytes | Image) else listed(given, "images")

@@ -126,8 +126,8 @@ class Model:
         """Return the scores (n, m) of embeddings x (n, D) and y (m, D): cosines, or inner products.
 
         They are cosines if the model compares by cosine; x and y need not be normalised for it. The result is float32,
-        or float64 if x or y needs it. A score divided by `temperature`, plus `bias`, is the logit of training. A single
-        embedding (D,) counts as (1, D). Raises ConfigError if x and y differ in width D, or are no numeric arrays.
+        or float64 if x or y needs it. A single embedding (D,) counts as (1, D). Raises ConfigError if x and y differ in
+        width D, or are no numeric arrays.
         """
         x, y = inputs.embeddings_of(x, "x"), inputs.embeddings_of(y, "y")
         if x.shape[1] != y.shape[1]:
@@ -228,7 +228,9 @@ class Model:
         """
         if not isinstance(self.loaded.model, LanguageModel):
             raise ConfigError("this model scores no answers: only one of task=language_model does")
-        data, model = self.config.data, self.loaded.model
+        if not isinstance(prompt, str):
+            raise ConfigError(f"prompt must be one str, not {type(prompt).__name__}")
+        (prompt,), data, model = inputs.texts_of(prompt, "prompt"), self.config.data, self.loaded.model
         given = [data.passage.prefix + answer for answer in inputs.texts_of(answers, "answers")]
         asked = [data.question.prefix + prompt] * len(given)
         rows = model.tokenize(asked, given, data.question.length, data.passage.length)
@@ -253,25 +255,23 @@ class Model:
 
     @property
     def temperature(self) -> float | None:
-        """The learnt temperature, by which scores are divided to give logits; None if the model has none."""
+        """The temperature of the trained model, by which scores are divided to give logits; None if none is known."""
         return self.loaded.calibration and self.loaded.calibration.temperature
 
     @property
     def bias(self) -> float | None:
-        """The learnt bias of the logits (logit = score / temperature + bias); None if the model has none.
-
-        Models have one that were trained by a sigmoid loss such as SigLIP's.
-        """
+        """The bias of the logits, score / temperature + bias, of a model trained by SigLIP's loss; None for others."""
         return self.loaded.calibration and self.loaded.calibration.logit_bias
 
     @property
     def tokenize(self) -> Any:
         """The function that converts n texts to token ids, int64 (n, L); None for a model that takes no texts.
 
-        For questions and passages it is called as tokenize(texts, length, pairs): length is the most tokens of a row;
-        pairs has the second text of each pair of title and text, or is None. The function of a language model takes
-        (prompts, answers, longest prompt, longest answer), with lengths in tokens; its column 0 is the number of tokens
-        of the prompt.
+        If a model of images has learnt vectors of classes, it converts n names of classes to numbers, int64 (n,). For
+        questions and passages it is called as tokenize(texts, length, pairs): length is the most tokens of a row; pairs
+        has the second text of each pair of title and text, or is None. The function of a language model takes (prompts,
+        answers, longest prompt, longest answer), with lengths in tokens; its column 0 is the number of tokens of the
+        prompt.
         """
         return self.loaded.model.tokenize
 
@@ -330,11 +330,11 @@ def load(
 
     name: in any form that `python -m eval --help` lists for model=; a folder may be a Path. Published weights that the
     cache lacks are downloaded. device: None for the GPU if there is one, else the CPU. block: how many items a tower
-    embeds at a time; None: the value of the run, 256 for other models. workers: number of processes that decode images;
-    0: this process decodes them. width: embeddings have only so many of their first numbers, for a model trained with
+    embeds at a time; None: the value of the run, 256 for other models. workers: number of processes that prepare
+    inputs; 0: this process does. width: embeddings have only so many of their first numbers, for a model trained with
     objective.matryoshka; None: all, as in exports; eval.width of a run is of evaluations alone. Raises ConfigError for
-    a name that is no model, and for a block or width below 1; DataError for damaged files. A width above that of the
-    model's embeddings is refused when something is embedded.
+    a name that is no model, and for a block or width below 1; ConfigError or DataError for damaged files. A width above
+    that of the model's embeddings is refused when something is embedded.
     """
     found = find_model(os.fspath(name)).load()
     data, options = replace(found.config.data, workers=workers), found.config.eval
@@ -375,8 +375,8 @@ def batches(
     data.mode=stream. Under torch.distributed each rank gets its own part of every batch. train: the data, as
     data.train. model: provides the tokenizer, the image size and the other options data.* of its run; as many processes
     prepare samples as it was loaded with (`workers`). steps: the steps to yield, for example range(100, 200), without
-    gaps; None: one epoch. Raises ConfigError for steps or a batch size that cannot be, and for data that do not fit the
-    model; DataError for damaged data.
+    gaps; None: one epoch. Missing indexes of the data are written. Raises ConfigError for steps or a batch size that
+    cannot be, and for data that do not fit the model; DataError for damaged data.
     """
     if steps is not None:
         inputs.check_steps(steps)

@@ -16,17 +16,17 @@ from dyad.data.base.plugins import import_typed_plugins
 def run(main: Callable[[], None]) -> None:
     """Set up the process, import the plugins of the command line, run `main`, and handle its errors.
 
-    Returns if `main` returns. A UserError is printed on stderr, and the process exits with the exit code of the error.
-    Ctrl-C exits with code 130. A PermissionError for a file or folder gives one line and code 3. A BrokenPipeError is
-    ignored: the reader of the output, such as head, has closed it. Any other exception gives its traceback and
-    ExitCode.BUG.
+    Returns if `main` returns. For a UserError the process exits (`exit_with`) with the exit code of the error; its
+    message is printed on stderr, unless another process prints it. Ctrl-C exits with code 130. A PermissionError for a
+    file or folder gives one line and code 3. A BrokenPipeError is ignored: the reader of the output, such as head, has
+    closed it. Any other exception gives its traceback and ExitCode.BUG.
 
     Set-up: The garbage collector runs less often, because otherwise it takes a fifth of the time of importing torch and
-    open_clip, which create many objects. New files get at most mode 0640, new folders at most 0750. A process that
-    torchrun started ends together with its parent, torchrun's agent. A waiting OpenMP thread spins for 1,000 rounds
-    instead of 300,000 (GOMP_SPINCOUNT), because on a shared core the spinning delays the thread that it waits for.
-    torch's C++ warnings, 20 lines for each connection to a lost rank, are turned off (TORCH_CPP_LOG_LEVEL). The two
-    environment variables are set only if the user has not set them, GOMP_SPINCOUNT only without OMP_WAIT_POLICY.
+    open_clip. New files get at most mode 0640, new folders at most 0750. A process that torchrun started ends together
+    with its parent, torchrun's agent. GOMP_SPINCOUNT makes a waiting OpenMP thread spin for 1,000 rounds instead of
+    300,000, because on a shared core it delays the thread that it waits for. TORCH_CPP_LOG_LEVEL turns off torch's C++
+    warnings, 20 lines for each connection to a lost rank. Variables that the user has set stay, and with
+    OMP_WAIT_POLICY the first is not set.
     """
     gc.set_threshold(100_000, 20, 10)
     atexit.register(_skip_last_collections)

@@ -41,8 +41,8 @@ class Recommender:
     def __call__(self, histories: Sequence[Sequence[str]], k: int, drop_seen: bool) -> list[list[tuple[float, str]]]:
         """Return for each history a list of (score, id) of the k items with the highest scores, best first.
 
-        A list is shorter if there are fewer than k items. histories: ids of items, oldest first; ids that the model
-        does not know are left out, as in the evaluation. drop_seen: whether to leave out all items of the history, also
+        A list is shorter if fewer than k items are left. histories: ids of items, oldest first; ids that the model does
+        not know are left out, as in the evaluation. drop_seen: whether to leave out all items of the history, also
         those before its last `length`. Raises ConfigError for a history without a known id.
         """
         numbers = [[self._numbers[name] for name in history if name in self._numbers] for history in histories]
@@ -94,7 +94,7 @@ def build_recommender(config: TrainConfig, model: SequenceModel, encoder: Encode
 
     These are the items of its export, or else of its training log, which is read again (config.data.train). encoder:
     runs the model; its `cosine` and `width` say how items are compared. Raises ConfigError if the model is of frames
-    (data.items=frames), or if the log does not exist; DataError if the log is damaged.
+    (data.items=frames); ConfigError or DataError if the log, or the text or image of an item, cannot be read.
     """
     if config.data.items is ItemKind.frames:
         raise ConfigError("this model is of frames (data.items=frames), which are no items of a catalogue")

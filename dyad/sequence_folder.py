@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from dyad.data.base.errors import ConfigError, first_line
 from dyad.data.base.files import checked_path, open_foreign, write_json
 from dyad.data.base.json_text import read_json
+from dyad.data.base.limits import check_limits
 from dyad.data.config import DataConfig, ItemKind, SequenceConfig
 from dyad.evaluation.load_run import LoadedModel
 from dyad.train.config import ModelConfig, RunConfig, Task, TrainConfig
@@ -28,6 +29,8 @@ from dyad.train.towers.sequence import ContextNetwork, SequenceTower
 from dyad.train.towers.tower import Tower, TwoTower
 
 ABOUT, WEIGHTS, ITEMS = "sequence.json", "model.safetensors", "items.txt"
+# errors of reading files that `write_sequence_folder` has not written so
+DAMAGED = (OSError, ValueError, TypeError, LookupError, AttributeError, RuntimeError, SafetensorError, ConfigError)
 
 
 @dataclass(frozen=True)
@@ -63,8 +66,8 @@ def write_sequence_folder(
 def read_sequence_folder(folder: str) -> LoadedModel:
     """Load a model from a folder that `write_sequence_folder` wrote; the files may be untrusted.
 
-    Raises ConfigError for a file that is missing, damaged, or inconsistent with the others. Sizes in the files are
-    compared with each other before memory is allocated, so the model takes no more memory than its files have bytes.
+    Raises ConfigError for a file that is missing, damaged, or inconsistent with the others. Sizes in sequence.json are
+    checked before memory is allocated for them.
     """
     path = Path(folder).expanduser()
     try:
@@ -81,7 +84,7 @@ def read_sequence_folder(folder: str) -> LoadedModel:
             network = ContextNetwork(config.model.context, width := vectors.embedding_dim)
             tower = SequenceTower(Tower(vectors, nn.Identity()), network)
         tower.load_state_dict(weights, assign=True)
-    except (OSError, ValueError, TypeError, LookupError, AttributeError, RuntimeError, SafetensorError) as error:
+    except DAMAGED as error:
         raise ConfigError(f"{folder}: is no export of a model of sequences, or damaged: {first_line(error)}") from error
     model = SequenceModel(TwoTower(tower, tower).eval(), None, None, width, tuple(names))
     return LoadedModel(folder, config, model, None)
@@ -92,6 +95,7 @@ def _config(about: About, weights: dict[str, Tensor]) -> TrainConfig:
     leave = weights.get("context.leave.weight")
     outside = None if leave is None else len(leave)
     context = ContextConfig(ContextKind(about.kind), about.layers, about.width, about.heads, 0.0, outside)
+    check_limits(context, "model.context.")
     similarity = Similarity.cosine if about.cosine else Similarity.dot
     data = DataConfig(items=ItemKind.ids, sequence=SequenceConfig(length=about.length))
     model = ModelConfig(name=None, embed_dim=width, context=context)

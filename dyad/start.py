@@ -14,10 +14,10 @@ OURS = {ROOT, os.path.dirname(os.path.realpath(os.__file__))}
 
 
 def start(module: str) -> None:
-    """Import `module`, run its function `main`, print errors as messages, and exit with the command's exit code.
+    """Import `module` and run its function `main`; for an error, print a message and exit with its exit code.
 
     Sets up the process as `run` (dyad/process.py) and `leave_working_folder` do. With a Python version that Dyad does
-    not support, or if a package is not installed, it prints one line and exits with 2. Returns only if `main` returns.
+    not support, or if a package is not installed, it prints one line and exits with 2.
     """
     if not OLDEST <= sys.version_info[:2] <= NEWEST:
         found, oldest, newest = (".".join(map(str, v)) for v in (sys.version_info[:3], OLDEST, NEWEST))

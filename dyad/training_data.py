@@ -55,7 +55,7 @@ class TrainingData:
     dataset: a map-style dataset whose keys are (epoch, sample id), or a stream. order: the sample ids of each step; for
     a stream, only the number of steps. fingerprint: SHA-256, in hexadecimal, of everything in the data that changes the
     order of samples, or what is drawn for them, and of files with numbers of items on which the loss depends. manifest:
-    configuration key → the files that it names. drawn: draws further y items for each batch as noise samples; None if
+    name, such as a configuration key → its files. drawn: draws further y items for each batch as noise samples; None if
     the objective takes none.
     """
 

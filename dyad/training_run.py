@@ -89,12 +89,10 @@ class TrainingRun:
     def open_logger(self, tracking: TrackingConfig) -> Logger:
         """Open the run folder, its logs and the trackers, and return the Logger. Rank 0 alone calls it.
 
-        config.yaml is written. With resume=never, or when the run begins at a checkpoint of another folder, what an
-        earlier run left in the folder is put aside first; when it begins at a checkpoint of its own folder that resume=
-        names, only the later checkpoints are (`open_run` in train/run_folder/folder.py). If the batch size has changed,
-        the files and folders STEP_FILES of that module are put aside too, because their steps count batches of the old
-        size. A run that goes on in its folder keeps its W&B run. tracking: the options of the trackers. Raises
-        HardwareError if the disk has no room for a checkpoint, or the folder cannot be written.
+        config.yaml is written, and files of an earlier run are put aside as `open_run` (train/run_folder/folder.py)
+        does. If the batch size has changed, STEP_FILES of that module are put aside too, because their steps count
+        batches of the old size. A run that goes on in its folder keeps its W&B run. tracking: the options of the
+        trackers. Raises HardwareError if the disk has no room for a checkpoint, or the folder cannot be written.
         """
         step, samples = self.components.step, self.components.sample_state
         averaged, per_sample = self.config.optim.ema is not None, samples.nbytes if samples else 0
@@ -202,9 +200,10 @@ class TrainingRun:
     def build_best(self, writer: CheckpointWriter, log: Callable[[str], None]) -> BestCheckpoint:
         """Build the BestCheckpoint, which finds the best checkpoint of the run and may end the run early.
 
-        In a resumed run, it starts with the best that the checkpoint recorded, and with the evaluations since then.
-        Every rank must call it, after rank 0 has opened the logger, which removes later records from metrics.jsonl.
-        writer: writes the checkpoints. log: called with each line to print.
+        In a resumed run, it starts with the best that the checkpoint recorded (`best_of_resumed`) and, with
+        checkpoint.patience, with the evaluations since then. Every rank must call it, after rank 0 has opened the
+        logger, which removes later records from metrics.jsonl. writer: writes the checkpoints. log: called with each
+        line to print.
         """
         metric, found = self.config.checkpoint.best, best_of_resumed(self.source, self.restored, self.folder, log)
         higher = rankable_metrics(self.components.evaluators).get(metric or "", True)
@@ -214,11 +213,11 @@ class TrainingRun:
         return BestCheckpoint(metric, higher, self.folder, self.world, writer.wait, log, found, patience, later)
 
     def batches(self, encoder: Encoder, copy_timer: LocalTimer, log: Callable[[str], None]) -> Iterable[Batch]:
-        """Return an iterable of this rank's batches on its device, one per step of the run.
+        """Return an iterable of this rank's batches on its device, one for each step that the run still takes.
 
         If there are auxiliary losses, each batch also holds their batches, in Batch.auxiliary. With
         data.negatives.refresh_every, hard negatives are mined with `encoder` between the batches, so every rank must
-        iterate. copy_timer: measures the time of copies to a GPU. log: called with a line about each mining.
+        iterate. copy_timer: measures the time of copies to a GPU. log: called with lines about the mining.
         """
         config, schedule, data = self.config, self.schedule, self.components.data
         dataset, order = data.dataset, data.order
@@ -247,8 +246,7 @@ class TrainingRun:
     def diagnose(self) -> dict[str, float]:
         """Return diagnostics of the last step, name → value (see train/losses/diagnostics.py).
 
-        They describe its embeddings, its batch and its loss; if the rows of x and y are no pairs, only its loss. Every
-        rank must call it, after a step.
+        Which ones there are depends on the task and the objective. Every rank must call it, after a step.
         """
         own, scalars, options = self.components.step.terms[0], self.components.step.scalars, self.config.objective
         if own.pairs is None:  # rows of x and y are no pairs

@@ -71,11 +71,13 @@ def run(arguments: Sequence[str], config: TrainConfig) -> Iterator[Finding]:
     """Check the configuration as `python -m train` does at its start, and yield one finding, a line marked ok.
 
     It says, by `resume` and what is in the run folder, whether the run is new, begins again, goes on from a checkpoint
-    or is finished, and how long it is. arguments: the key=value arguments of the command line. Raises ConfigError for a
-    configuration that training refuses, for a typed key that the run would not read, and for a run folder of another
-    configuration.
+    or is finished, and how long it is; or that it is a plan. arguments: the key=value arguments of the command line.
+    Raises ConfigError or DataError as `check_sweep`.
     """
     check_sweep(arguments, [config])
+    if config.planned:
+        yield ok("run", "is a plan: nothing is trained")
+        return
     folder, mode = run_folder(config), resume_mode(config)
     saved = steps(folder)
     state = "begins again, and the old run is put aside" if saved else "is new"
@@ -95,10 +97,10 @@ def run(arguments: Sequence[str], config: TrainConfig) -> Iterator[Finding]:
 def data(config: TrainConfig) -> Iterator[Finding]:
     """Yield findings (lines marked ok or warn, with a fix) on the first and the last file or shard of data.train.
 
-    Checked are the index and the first and last sample of each of the two, or up to 100 rows of a file of texts; of a
-    streamed shard only the first sample, of a table only the columns. A shard without an index is not read if it is
-    remote or above 256 MiB. Of task=sequence all events are read. Sources with a weight or a prefix give a finding
-    each. Yields nothing without data.train. Raises ConfigError or DataError for data that training could not use.
+    Checked are the index and the first and last sample, or some rows, of each of the two; less of streams, tables, and
+    remote or large files without an index. Of task=sequence all events are read. Sources with a weight or a prefix give
+    a finding each. Yields nothing without data.train. Raises ConfigError or DataError for data that training could not
+    use.
     """
     if config.data.train is None:
         return
@@ -138,8 +140,8 @@ def _shard(path: str, total: str, config: TrainConfig) -> Iterator[Finding]:
 
     Of a file of texts, up to 100 evenly spaced rows are checked instead; of a streamed shard only the first sample is
     read. Tables, whose columns were checked before, are not read, nor are shards without an index that are remote or
-    above 256 MiB. path: the shard. total: text like "3 files", for the messages. Raises DataError, which names shard
-    and sample, for data that training could not use.
+    above 256 MiB; rows of a .tsv file without an index are only counted. path: the shard. total: text like "3 files",
+    for the messages. Raises DataError, which names shard and sample, for data that training could not use.
     """
     if config.data.mode is Mode.stream:
         _check_image(first_sample(path), config)
@@ -190,7 +192,7 @@ def _check_image(sample: ShardSample, config: TrainConfig) -> None:
 
 
 def _check_rows(rows: Iterable[tuple[dict[str, Any], str]], path: str, config: TrainConfig) -> Iterator[Finding]:
-    """Check rows of a file of texts; yield a warning if training draws hard negatives and none of the rows has any.
+    """Check rows of a file of texts; yield a warning if hard negatives are drawn from rows alone, and no row has any.
 
     rows: the fields of each row, and its file and line. path: the file, for the warning. Raises DataError for an
     invalid row, as `_check_row` does.

@@ -123,7 +123,8 @@ def _launch(launcher: str, script: str, gpus: int | None) -> Launch:
 
     launcher: the text before the program. script: the whole line or script. gpus: the number of GPUs on all machines,
     None to read it from the options; with plain python that is 1. If gpus is given and the machines are not, they are
-    taken to have 8 GPUs each. Raises ConfigError if the number of GPUs is missing or does not fit the machines.
+    taken to have 8 GPUs each, or to be one with fewer. Raises ConfigError if the number of GPUs is missing or does not
+    fit the machines.
     """
     slurm = "srun" in launcher
     header = re.findall(r"^#SBATCH\s+(\S.*?)\s*$", script, re.MULTILINE) if slurm else []

@@ -188,9 +188,9 @@ def _optimiser(job: Translation) -> None:
     """Set the optimiser, the learning rate schedule and its cooldown in `job`, from open_clip's flags.
 
     Must run after `_direct`, whose optim.beta1, beta2 and eps it moves to optim.options for an optimiser of timm. For
-    timm/adamw, and for models that are no ViT, beta2 and eps get the defaults there, if no flag gives them. Refuses an
-    optimiser that is neither AdamW nor timm's, and --momentum without timm. Raises ConfigError for one of timm's
-    without --lr, and for a cooldown whose number of steps is unknown.
+    timm/adamw, and for AdamW and models that are no ViT, beta2 and eps get the defaults there, if no flag gives them.
+    Refuses an optimiser that is neither AdamW nor timm's, and --momentum without timm. Raises ConfigError for one of
+    timm's without --lr, and for a cooldown whose number of steps is unknown.
     """
     _, is_timm, name = job.text("opt").lower().rpartition("timm/")
     if is_timm and "lr" not in job.given:

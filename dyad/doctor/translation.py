@@ -56,7 +56,7 @@ class Translation:
         """The optimiser steps per epoch as open_clip counts them for shards; None if they are unknown.
 
         open_clip rounds batches up so that every loader worker has the same number of them. They are unknown with
-        --dataset-type csv and without --train-num-samples. Raises ConfigError for a flag that is no whole number.
+        --dataset-type csv, or without --train-num-samples. Raises ConfigError for a flag that is no whole number.
         """
         if "train-num-samples" not in self.given or self.text("dataset-type") == "csv":
             return None

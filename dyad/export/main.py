@@ -63,7 +63,7 @@ NOTES = "Installed by pip, the command is also: dyad export …"
 
 
 def main() -> None:
-    """Run the command: read the options, load the run, export it, and print how to load the export."""
+    """Run the command: load a run, export it, print how to load the export, and with push= upload it."""
     command = command_options(ExportCommand, "python -m train.export", PURPOSE, EXAMPLES, lambda: NOTES)
 
     if command.push:
@@ -180,8 +180,8 @@ def export(library: "Library", source: "ExportSource", out: Path) -> float:
 def chosen_format(asked: ExportFormat | None, config: "TrainConfig", model: "TwoTowerModel") -> ExportFormat:
     """Return the export format of a model: `asked` (format=…), or the default of the model if `asked` is None.
 
-    The default is causal_lm for a language model, torch for a model of sequences, sentence_transformers for questions
-    and passages, open_clip or transformers if both towers come from one model of that library, else onnx. Raises
+    The default is causal_lm for a language model, torch for a model of sequences, sentence_transformers for one of
+    texts alone, open_clip or transformers if both towers come from one model of that library, else onnx. Raises
     ConfigError if the task of the model has one format only, and `asked` is another. Whether another format can hold
     the model is checked when it is written.
     """

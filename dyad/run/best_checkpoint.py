@@ -35,8 +35,8 @@ class BestCheckpoint:
     checkpoint is being written any more. log: called with a line for each new best. found: the best, then the best
     before it; kept up to date on rank 0 only. The second takes the place of the first if the checkpoint of the first
     cannot be written. patience: how many evaluations in a row may be not better before the run ends
-    (checkpoint.patience); None: any number. later: the steps of the evaluations since the best, or since the start if
-    there is none; the same on all ranks.
+    (checkpoint.patience); None: any number. later: the steps of the evaluations that count towards `patience`, those
+    since the last that was better; the same on all ranks.
     """
 
     metric: str | None
@@ -81,7 +81,7 @@ class BestCheckpoint:
         """Return the best evaluation that the checkpoint of `step` is to record; None if there is none.
 
         It is the newest best whose checkpoint is on the disk, or the one at `step` itself, whose checkpoint is written
-        next. On ranks other than 0 it may be an older best.
+        next. On ranks other than 0 it may be out of date.
         """
         return next((b for b in self.found if b["step"] == step or folder_of(self.folder, b["step"]).is_dir()), None)
 

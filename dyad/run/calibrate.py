@@ -14,8 +14,8 @@ def calibrate(config: TrainConfig, objective: Objective, known: Calibration | No
 
     Every rank must call it, before the first step. known: the temperature and bias with which the weights were trained;
     None if unknown. Only those of "temperature" and "init_bias" that config.from_weights lists are set. Nothing is set
-    if `known` belongs to another similarity than the objective's, or if the objective has no temperature; the line says
-    so. Without `known` or from_weights, [] is returned.
+    if `known` belongs to another similarity than the objective's, or does not fit its parameters; the line says so.
+    Without `known` or from_weights, [] is returned.
     """
     if known is None or not config.from_weights:
         return []

@@ -18,8 +18,8 @@ def check_arguments(arguments: list[str]) -> Path | None:
     """Check the command line arguments of python -m train and return the path of the run folder.
 
     launch/job.sh calls this before it starts many processes. Returns None for a command line of several runs (-m), and
-    for --cfg job and --cfg runs, which print the configuration or the runs and train nothing. Raises ConfigError if
-    training would refuse the arguments.
+    for --cfg job and --cfg runs, which print the configuration or the runs and train nothing. Raises the errors of
+    `compose_config` and `check_sweep`, with --cfg those of `preview`.
     """
     from dyad.train.cli.command_line import parse_command_line
     from dyad.train.cli.compose import compose_config, preview
@@ -39,9 +39,9 @@ def check_sweep(arguments: Sequence[str], configs: Sequence[TrainConfig]) -> Non
     """Check all runs of a python -m train command line before the first run begins.
 
     arguments: the texts of the command line, such as "steps=10"; configs: one configuration per run. Raises ConfigError
-    if `check_config` refuses a configuration, if no loss of a run reads a key of the command line, if an epoch of a run
-    or of an auxiliary loss has fewer samples than a batch (as far as `_check_batch` counts them), or if two runs have
-    the same run folder. Raises DataError as `check_config` does.
+    or DataError as `check_config` does, and as `_check_batch` for each run and auxiliary loss; ConfigError also if no
+    loss of a run reads a key of the command line (`refuse_unread`), or if two runs have the same run folder. Of a plan
+    (keys plan.*), batch and folder are not checked.
     """
     from dyad.train.cli.also import auxiliary_configs
     from dyad.train.cli.unread_keys import refuse_unread
@@ -97,7 +97,8 @@ def check_config(config: TrainConfig) -> None:
 def _check_loss(config: TrainConfig) -> None:
     """Raise ConfigError for invalid values, training data or evaluations of a run, or of an auxiliary loss.
 
-    The number of ranks is that of plan.dry_run, or of the environment variable WORLD_SIZE, or 1.
+    Raises DataError for a table or log that cannot be read. The number of ranks is that of plan.dry_run, or of the
+    environment variable WORLD_SIZE, or 1.
     """
     from dyad.evaluation.suite import check_suite
     from dyad.train.config_rules import validate
@@ -113,7 +114,7 @@ def training_files(config: TrainConfig) -> list[str]:
 
     A table is named by its own path, not by the shard that it will be converted to. A BEIR or MS MARCO folder is named
     by its file of judgements, or of passages if texts are trained on alone. Raises ConfigError for a value that names
-    no usable files.
+    no usable files, DataError for a table or log that cannot be read.
     """
     from dyad.data.question_passage.questions import named_files
     from dyad.data.sequence.files import sequence_files
@@ -138,8 +139,8 @@ def training_files(config: TrainConfig) -> list[str]:
 def _check_batch(config: TrainConfig) -> None:
     """Raise ConfigError if an epoch has fewer samples than a batch, or takes no sample of a source.
 
-    Nothing is checked if counting the samples would take long, for streams, data.rare and task=sequence, and in the
-    processes of a job of several ranks.
+    Nothing is checked if the number of samples is not known quickly (`most_samples`, whose errors are raised), for
+    streams, data.rare and task=sequence, and in a process that torchrun started.
     """
     from dyad.data.cli.counts import most_samples
     from dyad.data.config import Mode

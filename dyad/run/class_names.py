@@ -66,13 +66,13 @@ def resolve_classes(config: TrainConfig, world: World) -> TrainConfig:
     For task=labelled these are run.classes, the names of the classes, and run.prompts, a prompt for each. The classes
     are those of data.classes: a list, or a task file, of which the first prompt of each class is taken. Without
     data.classes they are all labels of the training data, sorted. With data.rare they are that class alone. Unless a
-    task file has prompts, a prompt is the name put into data.template, or the name alone with data.label=txt. For
-    task=sequence the key is run.inputs, the number of item ids, or of features of a frame. For other tasks `config` is
-    returned unchanged.
+    task file has prompts, a prompt is the name put into data.template; the name alone without one, or with
+    data.label=txt. For task=sequence the key is run.inputs, the number of item ids, or of features of a frame. For
+    other tasks `config` is returned unchanged.
 
     Every rank must call it. Rank 0 reads the data, and raises ConfigError or DataError on all ranks: if the task file
-    does not exist or is damaged, if there are fewer than two classes, if no sample is of class data.rare, or for data
-    that cannot be read.
+    does not exist or is damaged, if there are fewer than two classes (data.rare and another one), or for data that
+    cannot be read.
     """
     if config.task is Task.sequence:
         return replace(config, run=replace(config.run, inputs=from_rank_0(world, lambda: input_size(config.data))))
@@ -83,7 +83,7 @@ def resolve_classes(config: TrainConfig, world: World) -> TrainConfig:
 
 
 def _prompts_of_classes(config: TrainConfig) -> dict[str, str]:
-    """Return class name → prompt, for task=labelled. Raises ConfigError as `resolve_classes` does."""
+    """Return class name → prompt, for task=labelled. Raises the errors of `resolve_classes`, on this rank."""
     data, rare = config.data, config.data.rare
     if rare is None and isinstance(data.classes, str):
         if not (path := Path(data.classes).expanduser()).is_file():

@@ -199,9 +199,8 @@ class AuxiliaryEvaluator(Evaluator):
 def describe_batch_norms(config: TrainConfig, towers: nn.Module, world_size: int) -> str:
     """Describe in one line which statistics the batch norms of `towers` use; return "" if `towers` have none.
 
-    world_size: the number of processes. Raises ConfigError if model.batch_norm does not work with these towers: for
-    statistics of the global batch when each rank embeds its pairs in several chunks, for batches of one pair, and with
-    data.rare unless the statistics are frozen.
+    world_size: the number of processes. Raises ConfigError as `check_batch_norms`; also for batches of one pair and
+    with data.rare, unless the statistics are frozen.
     """
     chunks = chunk_count(config.global_batch_size, world_size, config.chunk_size)
     rows, choice = config.global_batch_size // world_size, config.model.batch_norm

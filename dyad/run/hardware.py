@@ -75,8 +75,8 @@ def describe_hardware(config: TrainConfig, world: World, requested_precision: Pr
 def explain_device_errors(config: TrainConfig, world: World) -> Iterator[None]:
     """Context manager that turns errors of a device in its block into HardwareError.
 
-    These are the CUDA errors in FAILED, and torch.OutOfMemoryError of a GPU. For the latter the message gives the peak
-    memory, the chunk_size in use, and the next smaller one. Other errors pass unchanged.
+    These are the CUDA errors in FAILED, and torch.OutOfMemoryError of a GPU, for which the message gives the peak
+    memory and a remedy, such as a smaller chunk_size. Other errors pass unchanged.
     """
     try:
         yield

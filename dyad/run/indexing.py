@@ -15,10 +15,10 @@ LARGE = (".tar", ".jsonl")  # other formats are small, or are converted when the
 def index_shares(config: TrainConfig, world: World) -> None:
     """Index the shards of data.train that have no index: the first rank of machine k of n scans shards k, k + n, ….
 
-    Shards are files with a suffix in LARGE; streams are left out. The indexes are written to the cache of indexes.
-    Every rank must call it. With one machine it does nothing, as rank 0 indexes what it opens. If machines do not share
-    a cache of indexes, each indexes the remaining shards when it opens the data. Raises the errors of `index_shards` on
-    all ranks.
+    Shards are files with a suffix in LARGE; streams are left out. `index_shards` stores the indexes. Every rank must
+    call it. With one machine it does nothing, as rank 0 indexes what it opens. If machines do not share the folder of
+    an index, each indexes the remaining shards when it opens the data. Raises the errors of `training_files` and
+    `index_shards` on all ranks.
     """
     number, count = machine_index_and_count(world)
     own = (config, *auxiliary_configs(config).values())

@@ -46,7 +46,7 @@ def main() -> None:
 
 
 def train_or_plan(config: TrainConfig) -> None:
-    """Train as the configuration says. Every rank must call it. Rank 0 alone prints.
+    """Train as the configuration says. Every rank must call it.
 
     If the run is finished already, its last results are printed, and nothing is trained. With a key plan.*, the plan or
     the dry run of a step is printed, and nothing is trained. For training, the process group is started and ended here.

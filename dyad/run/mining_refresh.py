@@ -73,8 +73,8 @@ class NegativeRefresh:
 
         step: the first step that will use the negatives. If step = begin, they are mined with the current weights and
         written to the segment's file; otherwise, they are read from that file. Segment 0 uses data.negatives.file
-        instead, if that is given. The result is never None. Every rank must call it. Raises DataError, on all ranks,
-        when the segment's file is missing or has changed.
+        instead, if that is given. Every rank must call it. Raises DataError, on all ranks, when the segment's file is
+        missing or has changed.
         """
         if begin == 0 and self.dataset.mined is not None:
             return self.dataset.mined

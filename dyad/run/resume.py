@@ -163,8 +163,8 @@ def lock_and_find(config: TrainConfig, folder: Path, stack: ExitStack) -> Resume
     train/run_folder/checkpoint.py). The keys `resume` and `init_from` choose the checkpoint; a new run has none. If
     `resume` names the checkpoint at which the run in the folder began, that run's own newest checkpoint is taken.
     Prints a line for each damaged checkpoint that is passed over. Raises ConfigError if the folder cannot be made or is
-    in use, if it has a run of another configuration, or if the chosen checkpoint does not exist; DataError if all
-    checkpoints of the chosen run are damaged; HardwareError if the folder cannot be written.
+    in use, or has a run of another configuration; HardwareError if it cannot be written; and the errors of `locate`
+    (train/run_folder/locate.py) if there is no such checkpoint or no undamaged one.
     """
     with write_errors(folder):
         stack.enter_context(locked_folder(folder))
@@ -332,7 +332,7 @@ def _next_step(folder: Path, step: int, metadata: dict[str, Any], components: Co
 
 
 def _more_samples(folder: Path, metadata: dict[str, Any], components: Components, config: TrainConfig) -> int:
-    """Return how many training samples were added behind the old ones since the checkpoint; 0 if the data are the same.
+    """Return how many samples were added behind the old ones of data.train since the checkpoint.
 
     folder: the checkpoint. metadata: the entries of its state.json. components: has the present data. Raises
     ConfigError if something else in the data has changed, or if samples were added and resume.allow_more_data is not

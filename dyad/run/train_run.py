@@ -42,10 +42,10 @@ from dyad.training_run import TrainingRun
 def train_run(world: World, config: TrainConfig) -> None:
     """Train as the configuration says. Every rank must call it, in a process group (`world`).
 
-    It builds the components, restores them where the run stopped, trains, writes the report, and prints the last
-    results on rank 0. Nothing is written into the run folder before all components are built, so a mistake that is
-    found while building leaves no run folder. Raises Preempted when a stop was requested, after a last checkpoint;
-    ConfigError also if ranks differ in configuration, code or data.
+    It builds the components, restores them where the run stopped, trains, writes the report if the run is finished, and
+    prints the last results on rank 0. Nothing is written into the run folder before all components are built, so a
+    mistake that is found while building leaves no run folder. Raises Preempted when a stop was requested, after a last
+    checkpoint; ConfigError also if ranks differ in configuration, code or data.
     """
     # Every rank must have the same configuration, code and data, except for these keys, which depend on the machine.
     may_differ = {"model.frozen_cache_mb", "data.workers"}

@@ -136,7 +136,7 @@ def test_a_model_of_sequences_says_what_it_takes(exported: Path) -> None:
             call(["item 1"])
 
 
-@pytest.mark.parametrize("damage", ["fewer ids", "another width", "no weights", "kind", "shape"])
+@pytest.mark.parametrize("damage", ["fewer ids", "another width", "no weights", "kind", "shape", "layers", "heads"])
 def test_folders_of_strangers(damage: str, exported: Path, tmp_path: Path) -> None:
     out = copytree(exported, tmp_path / "out")
     about = json.loads((out / "sequence.json").read_text())
@@ -148,7 +148,7 @@ def test_folders_of_strangers(damage: str, exported: Path, tmp_path: Path) -> No
         weights = load_file(out / "model.safetensors")
         save_file({**weights, "trunk.weight": weights["trunk.weight"][0]}, out / "model.safetensors")
     else:
-        wrong = {"kind": "rnn"} if damage == "kind" else {"width": 1 << 16}
-        (out / "sequence.json").write_text(json.dumps(about | wrong))
+        several = {"kind": {"kind": "rnn"}, "layers": {"layers": 2000}, "heads": {"kind": "transformer", "heads": 3}}
+        (out / "sequence.json").write_text(json.dumps(about | several.get(damage, {"width": 1 << 16})))
     with raises(ConfigError, str(out), "no export of a model of sequences"):
         dyad.load(str(out))

@@ -67,7 +67,7 @@ class Telemetry:
 
 
 def peak_tflops(gpu: str, precision: Precision) -> float | None:
-    """Return the peak TFLOP/s of dense products of a GPU in `precision`; None for a GPU that is not in GPUS.
+    """Return the peak TFLOP/s of dense products of a GPU in `precision`; None if the table GPUS has no figure.
 
     fp32: the peak in TF32, or in FP32 on a GPU without TF32. bf16 and fp16 have the same figure. precision: auto must
     be resolved before. gpu: the name of the GPU as torch.cuda.get_device_name returns it.

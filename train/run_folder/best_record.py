@@ -26,6 +26,6 @@ class Best(TypedDict):
 def read_best(entry: Any) -> Best | None:
     """Check and return `entry`, the entry "best" of a state.json: a Best, or None.
 
-    None means that the run has no checkpoint.best, or has not been evaluated yet. Raises ValueError for another value.
+    None means that the run has no best yet. Raises ValueError for another value.
     """
     return TypeAdapter(Best | None).validate_python(entry, strict=True)

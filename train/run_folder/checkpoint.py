@@ -94,7 +94,7 @@ class Checkpoint:
 
     @property
     def best(self) -> "Best | None":
-        """The best evaluation of the run up to this checkpoint; None without checkpoint.best or any evaluation."""
+        """The best evaluation of the run up to this checkpoint; None if there is none."""
         with self._verified(STATE):
             from dyad.train.run_folder.best_record import read_best  # imports pydantic, which a bare GPU image lacks
 
@@ -177,8 +177,8 @@ def find_undamaged(run_dir: Path, log: Callable[[str], None]) -> Path | None:
     """Return the folder of the run's newest undamaged checkpoint, or None when the run has no checkpoints.
 
     All files of a checkpoint are verified, from the newest checkpoint on. log: called with one line for each damaged
-    checkpoint that is passed over. Raises DataError when there are checkpoints and all are damaged; and, even if an
-    older one is whole, ConfigError for a checkpoint of a format version that this program does not read.
+    checkpoint that is passed over. Raises DataError when there are checkpoints and all are damaged; ConfigError when it
+    comes to one of a format version that this program does not read, even if an older one is whole.
     """
     found = [folder_of(run_dir, step) for step in steps(run_dir)]
     for folder in found:

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from itertools import chain
 from typing import Any
 
 import torch
@@ -13,6 +12,7 @@ from dyad.data.base.errors import ConfigError
 from dyad.train.distributed.sharded_tensors import local, own_rows
 from dyad.train.run_folder.checkpoint_parts import Part
 from dyad.train.run_folder.named_tensors import fill, named_tensors, refuse_another_model, restore_weights, state_like
+from dyad.train.run_folder.tensor_files import shape_of
 
 MODEL, OPTIMIZER, SAMPLE_STATE = "model.safetensors", "optimizer.safetensors", "memory.safetensors"
 AVERAGE, TARGET, STATE, MANIFEST = "average.safetensors", "target.safetensors", "state.json", "manifest.json"
@@ -126,8 +126,10 @@ def restore(state: CheckpointState, modules: Mapping[str, nn.Module], optimizer:
         slots.setdefault(position[id(named[name])], {})[key] = own
     check_adamw_state(slots, optimizer)
     copies = state.average, state.target
-    if unknown := [n for n in chain(*copies) if n not in named or id(named[n]) not in position]:
-        raise ConfigError(f"the checkpoint has an average or target of '{unknown[0]}', which this model does not train")
+    trained = {name: tensor.shape for name, tensor in named.items() if id(tensor) in position}
+    if wrong := [name for copy in copies for name in copy if trained.get(name) != shape_of(copy, name)]:
+        what = f"an average or target of '{wrong[0]}', which this model does not train in this shape"
+        raise ConfigError(f"the checkpoint has {what}")
     restore_weights(state.model, modules)
     optimizer.load_state_dict({"state": slots, "param_groups": [*groups.values()]})
     return [{named[n]: fill(torch.empty_like(named[n]), copy, n) for n in copy} for copy in copies]

@@ -311,8 +311,8 @@ def is_finished(config: TrainConfig) -> bool:
 
     With tracking.report, report.html must exist too. False if resume_mode is not auto, or with allow_batch_change or
     allow_more_data of resume, which may lengthen the run. The run must have had the steps and epochs of `config`. If
-    checkpoint.patience ended it early, `config` must have the same checkpoint.best, at least as many steps as the run
-    took, and a patience of at most as many evaluations as were not better at its end.
+    checkpoint.patience ended it early, `config` may ask for more steps, but must have the same checkpoint.best, and a
+    patience of at most as many evaluations as were not better at the end.
     """
     folder, resume = run_folder(config), config.resume
     if resume_mode(config) != "auto" or resume.allow_batch_change or resume.allow_more_data:
@@ -328,10 +328,10 @@ def is_finished(config: TrainConfig) -> bool:
 
 
 def shorter_run(config: TrainConfig) -> Path | None:
-    """Return the folder of a finished run that differs from `config` only in being shorter; None if there is none.
+    """Return the folder of a finished run with the training of `config`, but fewer steps; None if there is none.
 
-    Only runs without run.name are considered: the hash in their folder names shows whether all other keys are equal.
-    Returns None too if `config` has a run.name, or if its run has a checkpoint already.
+    Only runs without run.name are considered: the hash in their folder names shows whether all other keys that change
+    the weights are equal. Returns None too if `config` has a run.name, or if its run has a checkpoint already.
     """
     new = run_folder(config)
     for folder in [] if config.run.name or steps(new) else sorted(new.parent.glob(f"{new.name[:-8]}*")):

@@ -57,9 +57,8 @@ def _best_checkpoint(run: Path, name: Path, log: Callable[[str], None]) -> Path:
 def _newest_best(run: Path, log: Callable[[str], None]) -> Best | None:
     """Return the entry "best" of a run's newest checkpoint; checkpoints with a damaged file are passed over.
 
-    The files are manifest.json and state.json. Returns None for a run without checkpoint.best, and for one that has not
-    been evaluated yet. log: called with one line for each checkpoint passed over. Raises DataError if all are damaged,
-    ConfigError for another format version.
+    The files are manifest.json and state.json. Returns None if the run had no best by then. log: called with one line
+    for each checkpoint passed over. Raises DataError if all are damaged, ConfigError for another format version.
     """
     for folder in (found := [folder_of(run, step) for step in steps(run)]):
         try:

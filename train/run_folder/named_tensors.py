@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from dyad.data.base.errors import ConfigError
 from dyad.train.distributed.sharded_tensors import local, own_rows
-from dyad.train.run_folder.tensor_files import SavedTensors
+from dyad.train.run_folder.tensor_files import SavedTensors, shape_of
 
 
 def named_tensors(modules: Mapping[str, nn.Module]) -> dict[str, Tensor]:
@@ -43,7 +43,7 @@ def refuse_another_model(weights: Mapping[str, Tensor], modules: Mapping[str, nn
     Weights whose prefix is not a key of `modules` are ignored.
     """
     own, ours = named_tensors(modules), tuple(f"{key}." for key in modules)
-    given = {name: _shape(weights, name) for name in weights if name.startswith(ours)}
+    given = {name: shape_of(weights, name) for name in weights if name.startswith(ours)}
     problems = {
         "not in the checkpoint": [n for n in own if n not in given],
         "not in this model": [n for n in given if n not in own],
@@ -83,14 +83,9 @@ def state_like(parameter: Tensor, saved: Mapping[str, Tensor], name: str) -> Ten
     channels last), because the fused AdamW ignores strides. A copy is needed because saved tensors are memory-mapped
     from a file that may be deleted.
     """
-    if _shape(saved, name) != parameter.shape:
+    if shape_of(saved, name) != parameter.shape:
         return saved[name].clone()
     if own_rows(parameter) is not None:
         return fill(torch.empty_like(parameter), saved, name)
     value = saved[name]
     return torch.empty_like(parameter, dtype=value.dtype, device="cpu").copy_(value)
-
-
-def _shape(saved: Mapping[str, Tensor], name: str) -> torch.Size:
-    """Return the shape of saved[name]; SavedTensors need not read the tensor for it."""
-    return saved.shape(name) if isinstance(saved, SavedTensors) else saved[name].shape

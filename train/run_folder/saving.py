@@ -104,7 +104,7 @@ class CheckpointWriter(AbstractContextManager["CheckpointWriter"]):
         self._thread.shutdown()
 
     def _try(self, state: CheckpointState) -> None:
-        """Write the checkpoint `state` (called in the background thread); print an error instead of raising it."""
+        """Write the checkpoint `state` (called in the background thread); log a HardwareError instead of raising it."""
         try:
             self.save(state)
         except HardwareError as error:

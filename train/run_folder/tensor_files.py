@@ -82,6 +82,11 @@ class SavedTensors(Mapping[str, Tensor]):
         return torch.cat(found) if found else parts[0][1][:0]
 
 
+def shape_of(saved: Mapping[str, Tensor], name: str) -> torch.Size:
+    """Return the shape of saved[name]; SavedTensors need not read the tensor for it."""
+    return saved.shape(name) if isinstance(saved, SavedTensors) else saved[name].shape
+
+
 def save_tensors(path: Path, tensors: Mapping[str, Tensor], starts: Mapping[str, int]) -> str:
     """Write tensors to a safetensors file, and return the file's SHA-256 in hexadecimal.
 

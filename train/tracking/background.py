@@ -30,7 +30,7 @@ class TrackedRun:
     folder: the run folder. config: the tracking settings, with config.wandb resolved to online, offline or disabled.
     run_config: the run's configuration as plain values; a tracker removes the secrets in it. first_step: the step from
     which the run continues. taken_back: (step, whether it is a record of training) for each record that the run sent
-    before it was stopped and will log again. wandb_id: id of the W&B run, None without W&B.
+    before it was stopped and will log again. wandb_id: id of the W&B run; None if the run has none.
     """
 
     folder: Path
@@ -73,11 +73,10 @@ class BackgroundTracker(Sink):
     """Runs a tracker in a thread of its own. The constructor waits until the tracker has started or was dropped.
 
     The run waits at most TIMEOUT seconds for start and close of the tracker together. A tracker that fails, does not
-    answer, or falls QUEUE_SIZE records behind is dropped: it gets no more records. The methods log and conclude only
-    queue a job for the thread. name: the tracker's name, for messages. start: creates the tracker; called in the
-    thread. log: a function that gets a line with `Tracker.where` at the start, if that is not "", and one if the
-    tracker is dropped. clean_up: called when the tracker is dropped, so that the process can end; must return within
-    CLEAN_UP seconds.
+    answer, or falls QUEUE_SIZE records behind is dropped: it gets no more records. The methods log and conclude queue a
+    job for the thread. name: the tracker's name, for messages. start: creates the tracker; called in the thread. log: a
+    function that gets a line with `Tracker.where` at the start, if that is not "", and one if the tracker is dropped.
+    clean_up: called when the tracker is dropped, so that the process can end; must return within CLEAN_UP seconds.
     """
 
     def __init__(

@@ -25,8 +25,8 @@ class Logger(AbstractContextManager["Logger"]):
     """Passes the records and text lines of the training loop to sinks: files, console, trackers.
 
     Rank 0 has sinks, from `build_logger`; every other rank has `Logger()`, which does nothing. Leaving the `with` block
-    closes the sinks. batch: the global batch size. wandb_id: id of the W&B run, saved in checkpoints; None without W&B.
-    epoch: optimiser steps of an epoch.
+    closes the sinks. batch: the global batch size. wandb_id: id of the W&B run, saved in checkpoints; None if there is
+    none. epoch: optimiser steps of an epoch.
     """
 
     def __init__(self, sinks: Sequence[Sink] = (), batch: int = 0, wandb_id: str | None = None, epoch: int = 1) -> None:
@@ -127,7 +127,7 @@ def drop_after(path: Path, step: int, log: Callable[[str], None], evaluation_owe
 
     path: the file metrics.jsonl; without it the result is empty. Returns the set of the removed records' positions:
     (step, whether it is a record of training). evaluation_owed: also remove the evaluation's record at `step` itself.
-    Damaged lines are removed and reported to `log`. If an error is raised, the file stays as it was.
+    Damaged lines are removed too; log: called as by `read_lines`. If an error is raised, the file stays as it was.
     """
     if not path.exists():
         return set()

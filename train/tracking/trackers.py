@@ -12,7 +12,7 @@ TRACKERS: dict[str, type[Tracker]] = {"W&B": WandbRun, "TensorBoard": TensorBoar
 
 
 def check_tracking(config: TrackingConfig) -> None:
-    """Raise ConfigError if `config` asks for a tracker whose `is_on` finds that an API key or package is missing.
+    """Raise ConfigError if the `is_on` of a tracker does, as for an API key or package that is missing.
 
     Uses no network; call it on rank 0, before heavy imports.
     """

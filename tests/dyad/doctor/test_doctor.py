@@ -163,6 +163,8 @@ def test_where_a_run_stands(tmp_path: Path) -> None:
     unread = [*words, "eval.depth=200"]
     refused = worst(findings_of("run", lambda: configuration.run(unread, of(unread))))
     assert is_told(refused, Level.fail, "eval.depth=200", "Leave it out")
+    plan = ["plan.gpus=8", "model.name=ViT-B-32"]
+    assert is_told(worst(configuration.run(plan, of(plan))), Level.ok, "plan")
 
 
 # The machine ----------------------------------------------------------------------------------------------------------

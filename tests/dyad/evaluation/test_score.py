@@ -51,6 +51,13 @@ def test_scores_are_those_of_the_model(by: str, batch: int, folder: Path, monkey
     assert by != "bm25" or "3" in {context["id"] for context in found[2]["ctxs"]}, "the only other frog"
 
 
+def test_a_prompt_is_one_text(folder: Path) -> None:
+    model = dyad.load(f"lm:{folder}")
+    for prompt in (None, 1, ["a frog"], "half \ud800"):
+        with raises(ConfigError, "prompt"):
+            model.score(prompt, ["is green"])  # pyright: ignore[reportArgumentType]
+
+
 def test_a_sample_of_the_rows(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = {row["id"]: row for row in scored(folder, monkeypatch)}
     (folder / "scored.jsonl").unlink()

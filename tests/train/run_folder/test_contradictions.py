@@ -122,6 +122,19 @@ def test_optimiser_state_of_another_shape_than_its_weight(wrong: str) -> None:
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize("copy", ["average", "target"])
+@pytest.mark.parametrize("shape", [(1,), (4, 5), (7,)])
+def test_an_average_or_target_of_another_shape_than_its_weight(shape: tuple[int, ...], copy: str) -> None:
+    """One number was taken for all; another shape was a RuntimeError, after the weights had changed."""
+    modules = {"towers": torch.nn.Linear(4, 5)}
+    optimizer = torch.optim.AdamW(modules["towers"].parameters())
+    state = replace(capture(modules, optimizer, 1, {}), **{copy: {"towers.bias": torch.zeros(shape)}})
+    state.model = {name: torch.ones_like(tensor) for name, tensor in state.model.items()}
+    with raises(ConfigError, "towers.bias"):
+        restore(state, modules, optimizer)
+    assert not (modules["towers"].weight == 1).any()
+
+
 @pytest.mark.parametrize("key", ["0/lr", "0/params", "0/betas", "9/x", f"{'9' * 5000}/x"])
 def test_groups_take_nothing_that_the_configuration_says(key: str) -> None:
     modules = {"towers": torch.nn.Linear(4, 5)}
