@@ -304,7 +304,7 @@ def score_means(batch: GatheredBatch) -> dict[str, Tensor]:
     """
     if batch.positives.own is None or len(batch.y_MD) != batch.rows.total:
         return {}
-    own_b, per_pair = batch.pair_scores(), batch.rows.share
-    others = (batch.x_bD.to(own_b.dtype) @ batch.y_MD.sum(0, dtype=own_b.dtype)).sum() - own_b.sum()
+    own, per_pair = batch.pair_scores().sum(), batch.rows.share
+    others = (batch.x_bD.to(own.dtype) @ batch.y_MD.sum(0, dtype=own.dtype)).sum() - own
     per_other = per_pair / max(batch.rows.total - 1, 1)
-    return {"positive_score": own_b.sum() * per_pair, "negative_score": others * per_other}
+    return {"positive_score": own * per_pair, "negative_score": others * per_other}

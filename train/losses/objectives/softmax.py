@@ -61,7 +61,7 @@ DIRECTIONS: dict[Directions, Callable[[Tensor, Tensor], Tensor]] = {
 def symmetric_dpm(
     row: Tensor,
     column: Tensor,
-    tau: Tensor,
+    scale: Tensor,
     options: SoftmaxOptions,
     relevance: tuple[Tensor | float, Tensor | float] = (1.0, 1.0),
 ) -> Tensor:
@@ -69,15 +69,16 @@ def symmetric_dpm(
 
     L = mean_i f_i^row + mean_j f_j^column, where f_i is the loss of anchor i as in core_terms. The model is p(y|x) ∝
     p(y) exp(s(x, y)/τ) in both directions, with the batch as a sample of p (Wang et al. 2024, arXiv:2410.09156). row,
-    column: this rank's shares of the means over anchors of f/τ, 0-d. tau: τ. options.directions chooses the sum, the
-    mean, or one of them. tau_scaled=false leaves out the factor τ of f. With tau_scaled a radius ρ (options.rho) adds
-    ρτ to each direction, times its mean `relevance`, for a loss that is robust over a KL ball (Qiu et al. 2023, eq. 4).
+    column: this rank's shares of the means over anchors of f/τ, 0-d. scale: 1/τ. options.directions chooses the sum,
+    the mean, or one of them. tau_scaled=false leaves out the factor τ of f. With tau_scaled a radius ρ (options.rho)
+    adds ρτ to each direction, times its mean `relevance`, for a loss that is robust over a KL ball (Qiu et al. 2023,
+    eq. 4).
 
     CLIP is ½ mean_i [−log (e^a_ii / Σ_j e^a_ij) − log (e^a_ii / Σ_j e^a_ji)] = L / (2τ), with logits a = s/τ (Radford
     et al. 2021). GCL takes the mean over the negatives in place of the sum. info_nce, dpr and epr use the rows alone.
     """
     if options.tau_scaled:
-        sides = zip((row, column), relevance, strict=True)
+        tau, sides = 1 / scale, zip((row, column), relevance, strict=True)
         row, column = (tau * f + tau * (options.rho or 0.0) * weight for f, weight in sides)
     return DIRECTIONS[options.directions](row, column)
 
@@ -101,7 +102,7 @@ class SoftmaxObjective(TemperatureObjective):
             if batch.further_rows is not None:
                 columns_M = batch.further_rows.joined(columns_M, batch.y_MD, scale, batch.columns)
             row, column = core_terms(related, in_sum_P, (rows_b, columns_M), scale, options, weights_M)
-        loss = symmetric_dpm(row, column, 1 / scale, options, related.mean_relevance() if options.rho else (1.0, 1.0))
+        loss = symmetric_dpm(row, column, scale, options, related.mean_relevance() if options.rho else (1.0, 1.0))
         with torch.no_grad():  # the bound holds without weights only
             bound = mi_bound(related, row, column, options) if weights_M is None else {}
             return ObjectiveResult(loss, {**score_means(batch), **bound})

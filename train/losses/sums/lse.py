@@ -111,7 +111,7 @@ class _LogPartition(torch.autograd.Function):
         x_bD, y_MD, *logit_inputs, rows_b, columns_M = ctx.saved_tensors
         tiles, logits = Tiles(x_bD, y_MD, ctx.exclusion), Logits.detached(*logit_inputs)
         if not ctx.whole_gradients:
-            column_gradient_M = ctx.layout.sum_(column_gradient_M.clone())
+            column_gradient_M = ctx.layout.sum(column_gradient_M)
         if ctx.bound is None:  # sums may be without terms: exp(−inf − inf) = 0, where exp(−inf − (−inf)) is NaN
             rows_b, columns_M = (v.masked_fill(v == -math.inf, math.inf) for v in (rows_b, columns_M))
         upstream = UpstreamGradients(rows_b, columns_M, row_gradient_b, column_gradient_M)

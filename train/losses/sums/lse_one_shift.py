@@ -110,11 +110,11 @@ def one_shift_sums(
     info = torch.finfo(tiles.dtype)
     least = info.tiny / info.eps  # a sum above it has lost no digit to subnormal terms
     row_sums_b, column_sums_M = _sums(tiles, logits, bound, kept)
-    lost = (~(row_sums_b > least)).sum()  # negated, so that NaN counts as lost
+    lost = (~(row_sums_b > least)).sum(dtype=tiles.dtype)  # negated, so that NaN counts as lost
     rows_b = row_sums_b.log_().add_(bound.of_rows)
     own = shares(rows_b)
     # one sum over ranks carries the column sums, the number of lost rows and the shares: all ranks decide alike
-    shared = layout.sum_(torch.cat([column_sums_M, lost[None].to(column_sums_M), own.flatten()]))
+    shared = layout.sum_(torch.cat([column_sums_M, lost[None], own.flatten()]))
     columns_M, lost_1, shared = shared.split([len(column_sums_M), 1, own.numel()])
     if rows_alone:
         columns_M = columns_M.clamp(min=2 * least)
