@@ -1,8 +1,8 @@
 """Evaluate an encoder on pairs of texts with a score, such as the similarity that people gave (STS).
 
 spearman and pearson are the correlations of the model's scores of the pairs, cosines or inner products, with the given
-scores, as in sentence-transformers' EmbeddingSimilarityEvaluator. Of a model with two encoders, that of questions embeds
-the first text of a pair, and that of passages the second, as in training.
+scores, as in sentence-transformers' EmbeddingSimilarityEvaluator. Of a model with two encoders, that of questions
+embeds the first text of a pair, and that of passages the second, as in training.
 """
 
 from collections.abc import Callable, Sequence
