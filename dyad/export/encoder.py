@@ -14,6 +14,7 @@ from transformers import MODEL_MAPPING
 from dyad.data.base.errors import ConfigError
 from dyad.data.config import Title
 from dyad.export.library import PROBES, Call, ExportSource
+from dyad.export.main import chosen_format
 from dyad.train.config import Pooling, TrainConfig
 from dyad.train.towers.adapters import merged
 from dyad.train.towers.models import TextPairModel
@@ -106,7 +107,8 @@ def encoder_sides(source: ExportSource, name: str) -> tuple[TextSide, TextSide]:
     does not create the class of the question encoder, such as the encoder half of an encoder-decoder model.
     """
     if not isinstance(source.model, TextPairModel):
-        raise ConfigError(f"format={name} takes no task={source.config.task.value}. Take format=onnx or open_clip")
+        task, takes = source.config.task.value, chosen_format(None, source.config, source.model).name
+        raise ConfigError(f"format={name} takes no task={task}. Take format={takes}")
     question, passage = text_sides(source.model, source.config)
     encoder = cast(Any, question.pooled.encoder)
     if (kind := type(encoder)) is not MODEL_MAPPING.get(type(encoder.config), None):

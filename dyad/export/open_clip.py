@@ -11,6 +11,7 @@ from torch import Tensor
 from dyad.data.base.errors import ConfigError
 from dyad.data.base.files import write_json
 from dyad.export.library import PROBES, Call, ExportSource, Library, probe_images, render
+from dyad.export.main import chosen_format
 from dyad.train.towers.adapters import merged
 from dyad.train.towers.libraries.calibration import Calibration
 from dyad.train.towers.libraries.open_clip import PROJECTIONS, MatrixProjection
@@ -69,9 +70,10 @@ def _checked(source: ExportSource) -> tuple[ImageTextModel, dict[str, Any]]:
     """Return the model and its open_clip model_cfg. Raises ConfigError unless both towers are one open_clip model."""
     model = source.model
     if not isinstance(model, ImageTextModel) or model.open_clip_config is None:
+        takes = chosen_format(None, source.config, model).name
         raise ConfigError(
-            "format=open_clip: only a model whose two towers are one open_clip model can be exported: "
-            "model.name=… with model.image.kind=open_clip and model.text.kind=open_clip. Take format=onnx"
+            "format=open_clip: only a model whose two towers are one open_clip model can be exported: model.name=… "
+            f"with model.image.kind=open_clip and model.text.kind=open_clip. Take format={takes}"
         )
     return model, model.open_clip_config
 

@@ -10,6 +10,7 @@ from dyad.data.base.errors import ConfigError
 from dyad.data.config import ResizeMode
 from dyad.data.image_text.transforms import ImageSpec, evaluation_batch
 from dyad.export.library import PROBES, Call, ExportSource, Library, probe_images, render
+from dyad.export.main import chosen_format
 from dyad.train.towers.adapters import merged
 from dyad.train.towers.image.image_tower import INTERPOLATIONS
 from dyad.train.towers.libraries.published import shared_model_name
@@ -90,9 +91,10 @@ def _checked(source: ExportSource) -> tuple[ImageTextModel, str]:
     """
     model, name = source.model, shared_model_name(source.config.model)
     if not isinstance(model, ImageTextModel) or name is None:
+        takes = chosen_format(None, source.config, model).name
         raise ConfigError(
             "format=transformers: only both towers of one CLIP or SigLIP of transformers, with their own projections "
-            "(model=transformers), can be exported. Take format=onnx"
+            f"(model=transformers), can be exported. Take format={takes}"
         )
     if model.image.resize == ResizeMode.longest:
         raise ConfigError(

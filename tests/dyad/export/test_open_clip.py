@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,7 @@ from dyad.evaluation.load_run import LoadedRun, find_run, load_run
 from dyad.evaluation.main import main as evaluate
 from dyad.export import reload
 from dyad.export.library import ExportSource, in_a_clean_process
-from dyad.export.main import export, main
+from dyad.export.main import ExportFormat, export, library_of, main
 from dyad.export.open_clip import CHECKPOINT, CONFIG, LIBRARY, WEIGHTS
 from dyad.train.config import ImageTower, ModelConfig, TrainConfig
 from dyad.train.losses import OBJECTIVES
@@ -227,6 +228,18 @@ def test_other_models_are_refused_by_name(trained: LoadedRun, tmp_path: Path) ->
     with raises(ConfigError, "model.image.kind=open_clip"):
         export_open_clip(build_image_text(config), None, tmp_path / "out")
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("asked", ["transformers", "sentence_transformers", "dpr"])
+def test_formats_of_transformers_name_the_one_that_takes_the_model(
+    trained: LoadedRun, asked: str, tmp_path: Path
+) -> None:
+    of = ExportSource("", trained.config, trained.model)
+    cnn = replace(trained.config, model=ModelConfig(name=str(find_model(trained)), embed_dim=32))
+    cnn.model.image.kind, cnn.model.image.image_size = ImageTower.cnn, 64
+    for each, takes in ((of, "open_clip"), (ExportSource("", cnn, build_image_text(cnn.model)), "onnx")):
+        with raises(ConfigError, f"format={asked}", f"format={takes}"):
+            export(library_of(ExportFormat[asked]), each, tmp_path / "out")
 
 
 def find_model(trained: LoadedRun) -> Path:
