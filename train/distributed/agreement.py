@@ -27,7 +27,7 @@ def raise_on_all(world: World, work: Callable[[], T]) -> T:
     with printed_elsewhere, as the rank that failed prints it.
     A stop signal (SIGTERM, SIGUSR1, SIGHUP) that a rank received before training began counts as an error of that rank
     (Preempted). Another type of error is raised on its rank alone; the other ranks then wait until `report_failures`
-    (failures.py) ends them. Raises DistError, without calling work(), if the process group has failed or was aborted.
+    (failures.py) ends them. Raises DistError, without calling work(), if `World.is_broken` says so.
     """
     return _agree(world, *_attempt(world, work))
 
@@ -110,7 +110,7 @@ def _attempt(world: World, work: Callable[[], T]) -> tuple[T | None, UserError |
     """Call work() and return (its result, None), or (None, the UserError that it raised).
 
     If it raised none but a stop was requested before training, returns (None, Preempted()). Raises DistError, without
-    calling work(), if the process group has failed or was aborted.
+    calling work(), if `World.is_broken` says so.
     """
     if world.is_broken():  # what went before may be undefined memory of an aborted collective: write none of it
         raise dist.DistError("the process group was aborted")

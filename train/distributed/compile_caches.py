@@ -16,10 +16,10 @@ VARIABLES = {"TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton"
 def use_local_caches() -> None:
     """Set the environment variables of VARIABLES to folders for compiled kernels, unless the user has set them.
 
-    Call it before torch.compile or Triton compile anything; child processes get the variables too. The folders are in
-    dyad-<user id> in $TMPDIR or /tmp, which is made; or in dyad/compiled in the user's cache (~/.cache) if the former
-    cannot be made, another user could read or change it, or libraries could not be loaded from it. Also switches
-    torch's precompiled C++ headers off.
+    Another variable, with the same exception, switches torch's precompiled C++ headers off. Call it before
+    torch.compile or Triton compile anything; child processes get the variables too. The folders are in dyad-<user id>
+    in $TMPDIR or /tmp, which is made; or in dyad/compiled in the user's cache (~/.cache) if the former cannot be made,
+    another user could read or change it, or libraries could not be loaded from it.
     """
     home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "dyad/compiled"
     folder = _private_folder(Path(tempfile.gettempdir())) or home

@@ -99,7 +99,7 @@ def minority_ranks(values: Sequence[Hashable]) -> list[int]:
 
 
 def code_digest() -> str:
-    """Return 16 hex digits of a SHA-256 of the Python files of this project and of plugins, their names included."""
+    """Return 16 hex digits of a SHA-256 of the Python files of the package dyad and of plugins, names included."""
     digest = hashlib.sha256()
     links = [PACKAGE / name for name in ("data", "train", "eval")]  # rglob does not follow links
     ours = sorted({path for folder in (PACKAGE, *links) for path in folder.rglob("*.py")})

@@ -27,9 +27,10 @@ def wrap_towers_of_terms(
     """Return (x tower, y tower) of each loss, and the modules to give to `no_gradient_sync` and `average_now`.
 
     losses: the towers of each loss. With one loss, its towers are wrapped as by `wrap_towers`, and the wrapped towers
-    are also the modules. Towers of several losses may share weights: they stay unwrapped, and the only module is a
-    wrapped nn.ModuleList of all towers, whose gradients `average_now` averages after the backward of the last loss.
-    compiled: whether to torch.compile the towers first, in place. Every rank must call it.
+    are also the modules. Towers of several losses may share weights: they stay unwrapped, and the only module is an
+    nn.ModuleList of all towers, wrapped if there are several ranks and trained weights. `average_now` averages its
+    gradients after the backward of the last loss. compiled: whether to torch.compile the towers first, in place. Every
+    rank must call it.
     """
     if len(losses) == 1:
         pair = wrap_towers(losses[0], compiled, world)

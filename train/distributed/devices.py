@@ -38,7 +38,7 @@ def has_faiss_gpu(faiss: Any) -> bool:
 
 
 def gpus_hidden() -> bool:
-    """Whether CUDA_VISIBLE_DEVICES is set to a value that hides all GPUs."""
+    """Whether CUDA_VISIBLE_DEVICES has one of the values of HIDING, which hide all GPUs."""
     return os.environ.get("CUDA_VISIBLE_DEVICES", "0").strip() in HIDING
 
 
@@ -61,7 +61,7 @@ def gpu_problem() -> tuple[str, str] | None:
 def describe_first_gpu() -> str:
     """Return a text that names the first GPU of this machine; "" if there is none.
 
-    It has the name and driver version as nvidia-smi prints them, or without nvidia-smi a device file, /dev/nvidia0.
+    It has the name and driver version as nvidia-smi prints them; if it prints none, a device file such as /dev/nvidia0.
     CUDA_VISIBLE_DEVICES is not read, so the GPU may be hidden from torch.
     """
     query = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
@@ -101,10 +101,11 @@ def evaluation_precision(precision: Precision, device: torch.device) -> Precisio
 def chosen_kernels(deterministic: bool) -> Iterator[None]:
     """Context manager that makes torch use deterministic GPU kernels, or else the fastest ones of cuDNN.
 
-    deterministic: whether equal inputs must give equal bits; kernels of CPUs always do. Enter the block before the
-    first matrix product on a GPU: cuBLAS then reads CUBLAS_WORKSPACE_CONFIG, which the block sets. The end of the block
-    allows all kernels again, but leaves that variable and torch.backends.cudnn.benchmark as they are. Raises
-    ConfigError, in place of torch's error, for an operation in the block that has no deterministic kernel.
+    deterministic: whether equal inputs must give equal bits. If so, enter the block before the first matrix product on
+    a GPU: cuBLAS then reads CUBLAS_WORKSPACE_CONFIG, which the block sets; and an operation in the block that has no
+    deterministic kernel raises ConfigError in place of torch's error. The end of the block allows all kernels again,
+    but leaves that variable, torch.backends.cudnn.benchmark and torch's fill_uninitialized_memory as the block set
+    them.
     """
     if deterministic:
         os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"

@@ -1,9 +1,9 @@
 """Failure reporting between ranks: one rank prints one line with the reason, or with the ranks that are gone.
 
 The first rank that fails writes its error to the TCPStore (torch's key-value store, of torchrun or of rank 0), sets the
-alarm there, and aborts its process group. The listeners of the other ranks abort theirs, so that every collective
-raises. Each rank then registers in the store, waits until the others have registered, and reads the store. If the store
-has the error of a rank, the others exit with the same code and print nothing. If not, the ranks that have not
+alarm there, and aborts its process group. The listeners of the other ranks abort theirs, so that no rank waits in a
+collective. Each rank then registers in the store, waits until the others have registered, and reads the store. If the
+store has the error of a rank, the others exit with the same code and print nothing. If not, the ranks that have not
 registered are reported as gone.
 """
 
@@ -46,9 +46,9 @@ def process_group(timeout: float) -> Iterator[World]:
     """Context manager: join the process group of this job, yield its World, and leave the group at the end.
 
     timeout: seconds that processes may take to join, and that communication between ranks may wait until `set_timeout`
-    changes it. Every process must enter it; a single process joins no group. During the block a Listener (listener.py)
-    ends this process after a failure of another rank. Raises the errors of `init_world`, and HardwareError if the
-    TCPStore does not answer. Errors in the block are handled by `report_failures`.
+    changes it. Every process must enter it; one without torchrun joins no group. During the block a Listener
+    (listener.py) ends this process after a failure of another rank. Raises the errors of `init_world`, and
+    HardwareError if the TCPStore does not answer. Errors in the block are handled by `report_failures`.
     """
     world = init_world(timeout)
     try:
@@ -78,14 +78,13 @@ def process_group(timeout: float) -> Iterator[World]:
 def report_failures(world: World, stage: Callable[[], str] = lambda: "a collective") -> Iterator[None]:
     """Context manager: on an error in the block, make sure that all ranks end and that one of them prints the reason.
 
-    An error of communication that another rank caused becomes PeerFailure, which names the ranks that did not reach
-    this stage within the timeout. Another error, raised by this rank alone, is written to the TCPStore (torch's
-    key-value store), so that the other ranks exit with the same code and print nothing; then it is raised again. If
-    another rank wrote its error first, that of this rank may follow from it, and becomes PeerFailure. An error after an
-    abort may follow from undefined results of collectives: it is not written, and becomes PeerFailure. Errors that all
-    ranks raise together, KeyboardInterrupt, and errors of a single process pass unchanged. stage:
-    returns what this rank is doing, for the message. Blocks may be nested: the innermost one reports. From a reported
-    error on, the process ignores SIGTERM, SIGUSR1 and SIGHUP.
+    An error of communication becomes PeerFailure, which names the ranks that failed or did not reach this stage; so
+    does an error after an abort, as it may follow from undefined results of collectives. Otherwise an error that all
+    ranks raise together passes unchanged; an error of this rank alone is written to the TCPStore (torch's key-value
+    store), so that the other ranks exit with the same code and print nothing, and is raised again, or becomes
+    PeerFailure if another rank wrote its error first. KeyboardInterrupt and errors of a single process always pass
+    unchanged. stage: returns what this rank is doing, for the message. Blocks may be nested: the innermost one reports.
+    From a reported error on, the process ignores SIGTERM, SIGUSR1 and SIGHUP.
     """
     try:
         yield

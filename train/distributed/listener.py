@@ -136,7 +136,10 @@ class Listener:
             abort_group(self._world)
 
     def _end_soon(self) -> None:
-        """Abort the process groups, and end this process unless `stop` is called in time, as the class says."""
+        """Abort the process groups, and end this process unless `stop` is called in time, as the class says.
+
+        If the first error is that of this rank, it is printed before the end.
+        """
         Thread(target=abort_group, args=(self._world,), daemon=True).start()  # NCCL's may take long
         code, rank, cause = ExitCode.HARDWARE, self._world.rank, None
         with suppress(RuntimeError):
@@ -154,5 +157,5 @@ class Listener:
 
 
 def poll_interval(world: World) -> float:
-    """Return the seconds that a rank waits between two reads of the TCPStore: all ranks make at most 400 a second."""
+    """Return the seconds between two rounds of reads of the TCPStore by a rank: all ranks make at most 400 a second."""
     return 0.02 * max(1.0, world.size / 8)

@@ -52,8 +52,7 @@ def total_norm(gradients: Sequence[Tensor]) -> Tensor:
 def own_rows(tensor: Tensor) -> slice | None:
     """Return the slice along dimension 0 that this rank has of a sharded tensor; None for a tensor that is not sharded.
 
-    tensor: sharded along dimension 0, as fully_shard does it. The slice is empty if there are fewer rows than ranks and
-    none is left for this rank.
+    tensor: sharded along dimension 0, as fully_shard does it. The slice is empty if no row is left for this rank.
     """
     if not is_sharded(tensor):
         return None

@@ -87,7 +87,7 @@ def shard(
 def describe_layers(towers: TwoTower, size: int) -> Iterator[str]:
     """Yield a line for the log on each tower: how many layers are gathered one by one, or a warning if there are none.
 
-    size: how many ranks share one copy of the weights; for 1 nothing is yielded.
+    A tower without weights has no line. size: how many ranks share one copy of the weights; for 1 nothing is yielded.
     """
     for side, tower in (("x", towers.x_tower), ("y", towers.y_tower)) if size > 1 else ():
         if count := len(list(layers_of(tower))):

@@ -60,7 +60,7 @@ def leave_now(code: ExitCode) -> NoReturn:
     """End this process at once with exit code `code`, from any of its threads.
 
     No further `finally` block, exit handler or other thread runs any more. The code is also written to the file named
-    by DYAD_EXIT_CODE, if that is set: launch/torchrun.sh reads it.
+    by DYAD_EXIT_CODE, if that is set and holds no lower code: launch/torchrun.sh reads it.
     """
     try:
         exit_with(code)
@@ -132,7 +132,7 @@ class StartupStop:
         Thread(target=self._watch, args=(woken, self._over), daemon=True).start()
 
     def ask(self, *_: object) -> None:
-        """Request that this process stops before training begins: its next `raise_on_all` then raises Preempted.
+        """Request that this process stops: `raise_on_all` raises Preempted while this object listens, now or later.
 
         Also used as the handler of stop signals, whose arguments are ignored.
         """

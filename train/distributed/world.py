@@ -51,11 +51,11 @@ class World:
     aborted: Event = field(default_factory=Event, compare=False, repr=False)
 
     def is_broken(self) -> bool:
-        """Whether the communication of this process has failed or was aborted.
+        """Whether this process has aborted its communication, or NCCL has an error.
 
         NCCL completes an aborted collective with undefined memory, and only the next collective raises. An error, a
-        number or a decision that came after the last collective means nothing then. torch 2.11 and older cannot be
-        asked for an error; there only an abort by this process is known.
+        number or a decision that came after the last collective means nothing then. gloo, which raises in the failed
+        collective itself, and torch 2.11 and older do not say whether there is an error.
         """
         group = dist.group.WORLD if self.size > 1 else None
         backends = [group._get_backend(device) for device in group._device_types] if group else []
@@ -64,13 +64,14 @@ class World:
 
 
 def init_world(timeout: float, cpu: bool = False) -> World:
-    """Join the process group of torchrun's processes and return this process's World; a single process joins none.
+    """Join the process group of torchrun's processes and return this process's World; without torchrun join none.
 
     The backend is NCCL on GPUs, gloo on CPUs. Every process of the job must call it; after `shutdown` it may be called
     again. timeout: seconds that processes may take to join, and that a collective may wait until `set_timeout` changes
-    it. cpu: use no GPU. Sets environment variables that say what NCCL does after a failure, unless the user has set
-    them. Raises HardwareError, naming the rank or the machine, when the group cannot be formed, a machine has more
-    processes than GPUs, or torch cannot use its GPUs; ConfigError for several tasks of srun without torchrun.
+    it. cpu: use no GPU. Prints a line if rank 0 does not answer for SILENCE seconds. Sets environment variables that
+    say what NCCL does after a failure, unless the user has set them. Raises HardwareError, naming the rank or the
+    machine, when the group cannot be formed, a machine has more processes than GPUs, or torch cannot use its GPUs;
+    ConfigError for several tasks of srun without torchrun.
     """
     from accelerate import PartialState
 
@@ -230,7 +231,7 @@ def shutdown(world: World, broken: bool = False) -> None:
 
 
 def abort_group(world: World) -> None:
-    """Abort all communication of this process, so that collectives in which it or another rank waits end with an error.
+    """Abort the process groups that `init_world` joined, which ends the collectives in which this process waits.
 
     Does nothing if called again.
     """
@@ -271,7 +272,7 @@ def all_reduce_sum(values: Tensor, world: World) -> Tensor:
     """Sum the tensor `values` elementwise over ranks, in place, and return it. Every rank must call it.
 
     values: a tensor of any shape on world.device or on the CPU. Small numbers are best kept on the CPU, where the sum
-    takes no time of the GPU and is not lost when the group is aborted.
+    takes no time of the GPU.
     """
     if world.size > 1:
         on_device = values.device.type == world.device.type

@@ -33,9 +33,9 @@ class Chunk:
 
     index: position of the chunk in the batch, from 0. inputs: the input rows of the x tower and of the y tower.
     arguments: the further arguments of the x tower and of the y tower, by name: for texts lengths, the number of tokens
-    of each row; for sequences places, the position of each row in its sequence; {} for other inputs. sizes: the numbers
-    of x rows and y rows. A side without rows has size 0 and one dummy row, whose embedding is dropped, so that the
-    towers run equally often on all ranks.
+    of each row; for sequences places, the position of each row in its sequence; {}: none. sizes: the numbers of x rows
+    and y rows. A side without rows has size 0 and one dummy row, whose embedding is dropped, so that the towers run
+    equally often on all ranks.
     """
 
     index: int
@@ -74,8 +74,8 @@ class Side:
 def chunk_count(global_batch_size: int, world_size: int, chunk_size: int | None) -> int:
     """Return into how many chunks each rank's part of a batch is cut; the same on all ranks.
 
-    global_batch_size: pairs of all ranks. chunk_size: pairs of a chunk, at most, where extra items do not count; None:
-    one chunk for all pairs.
+    global_batch_size: pairs, or sequences, of all ranks. chunk_size: those of a chunk, at most, where extra items do
+    not count; None: one chunk for all.
     """
     rows = math.ceil(global_batch_size / world_size)
     return math.ceil(rows / (chunk_size or rows))

@@ -48,8 +48,7 @@ def fit(
     evaluation.
 
     A stop is requested by should_stop(), which is asked after each step, or by the error Stopped, which evaluate and
-    batches may raise on all ranks. The scalars of a step are logged before its checkpoint is written, so each step is
-    logged once over restarts.
+    batches may raise on all ranks. The scalars of a step are logged before its checkpoint is written.
     """
     done, owed = schedule.first_step, schedule.evaluation_owed
     save_due = owed  # so that a start which is stopped right after this evaluation does not owe it

@@ -84,8 +84,8 @@ def learning_rate_scales(towers: nn.Module, decay: float) -> dict[str, float]:
     """Return "towers.<name of a parameter>" → factor of its learning rate, for the parameters in trunks of `towers`.
 
     The factor is decay (optim.layer_decay) to the power (largest depth of the trunk − depth of the parameter), as in
-    BEiT (Bao et al. 2022, arXiv 2106.08254). In a trunk with n layers, parameters before the layers (embeddings, stem)
-    have depth 0, those of layer i depth i, and those after the layers (the last norm, the pooling) depth n + 1.
+    BEiT (Bao et al. 2022, arXiv 2106.08254). The depths are those of `layer_depths`: 0 before the layers (embeddings,
+    stem), i in layer i.
 
     towers: a TwoTower. Projections and the temperature are not in the result: their factor is 1.
     """

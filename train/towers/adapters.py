@@ -64,10 +64,10 @@ def add_adapters(trunk: nn.Module, options: ImageTowerConfig | TextTowerConfig, 
 
     options: the tower's configuration, which also gives the rank and the scale (alpha). If lora_targets is None, a text
     model of transformers gets adapters in the modules that peft's table names for it, and any other trunk in every
-    linear layer and nn.MultiheadAttention with "att" in its dotted name, such as blocks.0.attn.qkv. key: "model.image"
-    or "model.text", for messages. The adapters' product is zero at first, so the outputs do not change. Raises
-    ConfigError for lora_targets that name no module; and if lora_targets is None, for a trunk without attention or a
-    text model that peft's table lacks.
+    nn.MultiheadAttention and linear layer, out_proj of the former excepted, with "att" in its dotted name, such as
+    blocks.0.attn.qkv. key: "model.image" or "model.text", for messages. The adapters' product is zero at first, so the
+    outputs do not change. Raises ConfigError for lora_targets that name no module; and if lora_targets is None, for a
+    trunk without attention or a text model that peft's table lacks.
     """
     from peft import LoraConfig, inject_adapter_in_model
 

@@ -126,7 +126,7 @@ def check_batch_norms(towers: nn.Module, choice: BatchNorm, rows: int, chunks: i
     pairs. ranks: the number of processes. Call it after `set_batch_norms`, in train() mode. Raises ConfigError if
         a choice other than `global` finds no batch norm
         a text encoder of transformers has batch norms in train() mode, which would count padding
-        `global` meets more than one chunk, or on several ranks a norm whose class has a forward() of its own
+        `global` meets a norm in more than one chunk, or on several ranks one whose class has a forward() of its own
         `per_chunk` meets chunks of one pair
     """
     norms = [m for m in towers.modules() if isinstance(m, FrozenStatistics)] + batch_norms(towers)

@@ -50,8 +50,8 @@ def checkpoint_activations(model: Any) -> None:
     """Make a model of open_clip, timm or transformers, in place, recompute activations in the backward pass.
 
     This is activation checkpointing, for model.grad_checkpointing=true: less memory, more time, the same gradients.
-    Raises ConfigError if the library says that the model does not support it. open_clip's ModifiedResNet and TimmModel
-    never say so; a ModifiedResNet, and a TimmModel that does not support it, recompute nothing.
+    Raises ConfigError if the library raises an error, as the model does not support it. open_clip's ModifiedResNet, and
+    a TimmModel that does not support it, raise none and recompute nothing.
     """
     problem = f"model.grad_checkpointing=true: {type(model).__name__} does not support it"
     with explain_errors(problem, "Set model.grad_checkpointing=false"):

@@ -226,7 +226,8 @@ def _image_spec_of(key: str, processor: Any) -> ImageSpec:
     size, crop = dict(given.get("size") or {}), dict(given.get("crop_size") or {})
     side = crop if given.get("do_center_crop") else size
     edge, by = size.get("shortest_edge") or size.get("height"), INTERPOLATIONS.get(given.get("resample") or 0)
-    plain = given.get("do_resize") and abs(255 * given.get("rescale_factor", 0) - 1) < 1e-6  # pixels become 0..1
+    scaled = given.get("do_rescale", True) and abs(255 * given.get("rescale_factor", 0) - 1) < 1e-6  # to 0..1
+    plain = given.get("do_resize") and scaled
     if not (plain and edge and by and side.get("height") == side.get("width") and size.get("width", edge) == edge):
         raise ConfigError(
             f"{key}: its {type(processor).__name__} does not make squares that are resized (bilinear or bicubic), "

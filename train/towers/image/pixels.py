@@ -65,7 +65,7 @@ class PatchDropout(nn.Module):
     def forward(self, x_bLW: Tensor) -> Tensor:
         """Return the tokens that stay, (b, L', W) with L' ≤ L.
 
-        x_bLW: L tokens of width W for each of b images. In training the patches that stay are in random order.
+        x_bLW: L tokens of width W for each of b images. If patches are left out, the others are in random order.
         """
         if not self.training or self.prob == 0:
             return x_bLW

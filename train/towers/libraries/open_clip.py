@@ -111,7 +111,8 @@ class BuildContext:
             model = self.open_clip_model(name, weights)
             source = f"model.pretrained={weights}" if weights else f"model.name={name}"
             return Calibration.of(source, model.logit_scale, model.logit_bias)
-        loaded = self._loaded.get((shared_model_name(self.config) or "", True))
+        name = shared_model_name(self.config) or ""
+        loaded = None if (name, False) in self._loaded else self._loaded.get((name, True))  # False: from_scratch
         return loaded and loaded.calibration
 
     def open_clip_parts(self, trunk: Any, frozen: bool, key: str) -> tuple[Any, nn.Module]:

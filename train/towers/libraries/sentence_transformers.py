@@ -262,7 +262,7 @@ def _lengths(name: str, encoder: dict[str, Any], model_max_length: Any, fetch: b
     the padding index. Keys for which the files have no limit are left out. name: the model. encoder: content of
     sentence_bert_config.json; a query_length or document_length of 0 or null counts as absent. model_max_length: from
     the tokenizer's settings, ignored if it is no valid length. fetch: download config.json if the hub's cache lacks it.
-    Raises ConfigError for another limit in `encoder` that is not an integer from 2 to 2²⁰ - 1.
+    Raises ConfigError for another limit in `encoder` that is not an integer from 2 to 2²⁰ - 1, and as `check_settings`.
     """
     settings = check_settings(name, file_of(name, "config.json", fetch))
     total, padding = settings.get("max_position_embeddings"), settings.get("pad_token_id", 1)

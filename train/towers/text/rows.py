@@ -56,7 +56,7 @@ def padded_length(longest: int, limit: int, step: int = LENGTH_STEP) -> int:
 
 
 def index_on(device: torch.device, rows: Sequence[int] | Lengths) -> Tensor:
-    """Return row indices of the host as an int64 tensor on `device`. The host does not wait for the device."""
+    """Return row indices of the host as an int64 tensor on `device`, by a copy with non_blocking=True."""
     return torch.as_tensor(rows, dtype=torch.int64).to(device, non_blocking=True)
 
 

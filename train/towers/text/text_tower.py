@@ -55,7 +55,7 @@ class FixedLengthTokenizer:
         return _full_lengths(self.tokenizer, texts)
 
     def lengths(self, tokens: Tensor) -> Lengths:
-        """Return the number of tokens of each row of `tokens`, (n, L), without PADDING: int64 (n,) in NumPy."""
+        """Return how many tokens each row of `tokens`, (n, L), has without PADDING, at least 1: int64 (n,) in NumPy."""
         return token_counts(tokens)
 
 
@@ -124,7 +124,7 @@ class TextTokenizer:
         return _full_lengths(self.tokenizer, texts, pairs)
 
     def lengths(self, tokens: Tensor) -> Lengths:
-        """Return the number of tokens of each row of `tokens`, (n, L), without PADDING: int64 (n,) in NumPy."""
+        """Return how many tokens each row of `tokens`, (n, L), has without PADDING, at least 1: int64 (n,) in NumPy."""
         return token_counts(tokens)
 
 

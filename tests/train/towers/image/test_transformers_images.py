@@ -164,6 +164,8 @@ def test_what_cannot_be_a_tower_is_one_line(folders: dict[str, str], tmp_path: P
     oblong = transformers.ViTImageProcessor(size={"height": 32, "width": 48})
     oblong.save_pretrained(folder)
     refused(tower_of(tmp_path, str(folder)), folder)
+    transformers.ViTImageProcessor(**SQUASHED, do_rescale=False).save_pretrained(folder)  # pixels of 0 to 255
+    refused(tower_of(tmp_path, str(folder)), folder)
     transformers.ViTImageProcessor(**SQUASHED).save_pretrained(folder)
     refused(tower_of(tmp_path, str(folder)), "32 x 32")
     settings = json.loads((folder / "config.json").read_text())

@@ -167,6 +167,12 @@ def test_the_objective_starts_where_the_weights_are(start: str) -> None:
     assert (lines == []) == (start == "left") and all(line.startswith("w knows") for line in lines)
 
 
+def test_a_tower_from_scratch_leaves_no_scale_of_the_weights(tmp_path: Path) -> None:
+    words = of_two_towers(tmp_path, kind="clip").words
+    for side in ("image", "text"):
+        assert build_model(configured(*words, f"model.{side}.from_scratch=true")).calibration is None
+
+
 def test_temperatures_of_samples_start_as_configured_and_a_line_says_so() -> None:
     config = configured(*WEIGHTS, "objective=isogclr", "objective.num_samples=4", "objective.gamma=0.8")
     _, (line,) = started(config, SOFTMAX)
