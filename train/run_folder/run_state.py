@@ -92,7 +92,7 @@ class RunState:
 
 def append_to_log(run_dir: Path, text: str) -> None:
     """Append the lines of `text` to log.txt of a run folder, in the form that the run writes; ignore an OSError."""
-    with suppress(OSError), (run_dir / LOG).open("a") as file:
+    with suppress(OSError), (run_dir / LOG).open("a", encoding="utf-8") as file:
         file.writelines(f"{stamped(line)}\n" for line in printable(text).splitlines())
 
 

@@ -243,7 +243,7 @@ class TrainStep:
         """Return the message of the error that ends the run: what the last steps were skipped for, and what to do.
 
         scalars: those of the last step. Losses that are not finite are named, and up to three weights whose gradients
-        are not finite, of sharded weights in this rank's rows.
+        are not finite, of sharded weights in this rank's rows; without any, the norm of the gradient.
         """
         optim, loss = self._config.optim, scalars["loss"]
         in_a_row = f"in {optim.max_skipped} steps in a row (optim.max_skipped); the weights are those of before"
@@ -251,7 +251,7 @@ class TrainStep:
             losses = [n for n, value in scalars.items() if n.rpartition("/")[2] == "loss" and not math.isfinite(value)]
             grads = ((p, local(p.grad)) for p in self._parameters if p.grad is not None)
             weights = islice((self._names[p] for p, grad in grads if not grad.isfinite().all()), 3)
-            found = ", ".join([*losses, *(f"{name}.grad" for name in weights)])
+            found = ", ".join([*losses, *(f"{name}.grad" for name in weights)]) or "grad_norm"  # it overflowed
             way_out = "Lower optim.lr, set optim.clip_norm=1, or use precision=bf16 or fp32"
             return f"no finite loss and gradient {in_a_row}. Not finite: {found}. {way_out}"
         return (

@@ -1,6 +1,7 @@
 """run_state.json and the lock of a run folder."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -54,6 +55,13 @@ def test_an_error_leaves_failed_and_its_reason(tmp_path: Path) -> None:
     assert state(tmp_path)["status"] == "failed"
     assert state(tmp_path)["error"] == "ConfigError: no such thing"
     assert (tmp_path / "log.txt").read_text().endswith(" | INFO | failed: ConfigError: no such thing\n")
+
+
+def test_the_reason_in_the_log_needs_no_locale(tmp_path: Path) -> None:
+    program = "from dyad.train.run_folder.run_state import *; append_to_log(Path(os.environ['RUN']), 'no \\u2026')"
+    ascii_only = {**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "RUN": str(tmp_path)}
+    subprocess.run([sys.executable, "-c", program], cwd=ROOT, env=ascii_only, check=True)
+    assert (tmp_path / "log.txt").read_text(encoding="utf-8").endswith(" | INFO | no …\n")
 
 
 def test_a_hardware_failure_names_the_machines_and_the_next_rank_writes_for_a_lost_rank_0(tmp_path: Path) -> None:

@@ -37,6 +37,15 @@ def test_a_loss_that_is_not_finite_skips_the_step_for_all() -> None:
     assert caught.value.args[0].count(".grad") == 3 and "image_text/loss" not in str(caught.value)
 
 
+def test_a_gradient_whose_norm_alone_overflows_is_named() -> None:
+    model, world = towers(normed=True), World()
+    config = TrainConfig(seed=1, global_batch_size=8, optim=OptimConfig(lr=1e-2, max_skipped=1))
+    step = TrainStep([LossTerm(model, build_objective("clip").double(), config, 100, world)])
+    next(model.parameters()).register_hook(lambda gradient: torch.full_like(gradient, 1e200))
+    with raises(UserError, "step 1", "Not finite: grad_norm."):
+        step(batch(8), 0)
+
+
 def test_the_own_time_of_a_step_ends_where_its_first_loss_waits() -> None:
     model, config, world = towers(normed=True), TrainConfig(seed=1, global_batch_size=8), World()
     term = LossTerm(model, build_objective("spectral").double(), config, 100, world, name="more")
