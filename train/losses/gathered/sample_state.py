@@ -291,14 +291,14 @@ def _new_table(rows: int, initial_k: Tensor, budget: int) -> Tensor:
     if size <= budget:
         return initial_k.repeat(rows, 1)
     block = initial_k.repeat(min(rows, BLOCK), 1).numpy()
-    with tempfile.TemporaryFile() as file:
-        try:
+    try:
+        with tempfile.TemporaryFile() as file:
             for first in range(0, rows, BLOCK):
                 file.write(block[: rows - first].data)
             file.flush()
-        except OSError as error:
-            raise HardwareError(
-                f"cannot keep {size:,} bytes of per-sample state in {tempfile.gettempdir()}: {error.strerror}. Set "
-                "TMPDIR to a folder with room, or raise objective.memory_budget_mb"
-            ) from error
-        return torch.from_numpy(np.memmap(file, dtype=block.dtype, mode="r+", shape=(rows, len(initial_k))))
+            return torch.from_numpy(np.memmap(file, dtype=block.dtype, mode="r+", shape=(rows, len(initial_k))))
+    except OSError as error:
+        raise HardwareError(
+            f"cannot keep {size:,} bytes of per-sample state in {tempfile.gettempdir()}: {error.strerror}. Set "
+            "TMPDIR to a folder with room, or raise objective.memory_budget_mb"
+        ) from error
