@@ -214,8 +214,8 @@ class SampleState:
 
         Every rank must call it, with the same `whole`. more_samples: whether `whole` may have fewer samples than this
         object; the others take their initial state. Raises ConfigError, with nothing changed, if `whole` is of another
-        objective or number of samples, and HardwareError if a scratch file cannot be written. `undo` does nothing until
-        the next write.
+        objective or number of samples, or its shapes contradict each other, and HardwareError if a scratch file cannot
+        be written. `undo` does nothing until the next write.
         """
         if set(whole) != {*self.names, *COUNTERS}:
             there, here = (", ".join(sorted(set(names) - set(COUNTERS))) or "nothing" for names in (whole, self.names))
