@@ -76,16 +76,18 @@ class Columns:
         keys_k = as_int64("negatives.keys_k", self.keys_k, device)
         if self.positive_k is not None and self.positive_k.dtype is not torch.bool:
             raise ValueError(f"negatives.positive_k must be bool (k,), not {dtype_name(self.positive_k.dtype)}")
-        numbers = {"row_k": row_k, "keys_k": keys_k, "positive_k": self.positive_k}
+        relevance_k = None
+        if self.relevance_k is not None and self.positive_k is not None:
+            relevance_k = torch.as_tensor(self.relevance_k, device=device)
+        numbers = {"row_k": row_k, "keys_k": keys_k, "positive_k": self.positive_k, "relevance_k": relevance_k}
         numbers |= {"importance_k": self.importance_k, "teacher_k": self.teacher_k}
         for name, values_k in numbers.items():
             if values_k is not None and values_k.shape != (count,):
                 raise ValueError(
                     f"negatives.{name} must be ({count},), one for each column, not {tuple(values_k.shape)}"
                 )
-        relevance_k = None
-        if self.relevance_k is not None and self.positive_k is not None:
-            of_positives_k = torch.as_tensor(self.relevance_k, device=device).masked_fill(~self.positive_k, 1)
+        if relevance_k is not None and self.positive_k is not None:
+            of_positives_k = relevance_k.masked_fill(~self.positive_k, 1)
             relevance_k = as_relevance("negatives.relevance_k", of_positives_k, count, self.embeddings_kD)
         return replace(self, row_k=row_k, keys_k=keys_k, relevance_k=relevance_k)
 
