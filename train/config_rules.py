@@ -116,7 +116,7 @@ def _length_rules(config: TrainConfig) -> Iterator[str]:
 
 
 def _stream_rules(config: TrainConfig) -> Iterator[str]:
-    """Yield an error message for each key that data.mode=stream excludes or needs, or that only it reads."""
+    """Yield an error message for keys that data.mode=stream excludes or needs, and for data.id_key without it."""
     data, objective = config.data, config.objective
     if data.mode is not Mode.stream:
         if data.id_key is not None:

@@ -57,11 +57,10 @@ class Columns:
         """Return further y items as checked Columns, from a tensor of hard negatives or from the caller's Columns.
 
         negatives: (b, k, D), k hard negatives for each of b rows; or Columns, of which a copy is returned with row_k
-        and keys_k in int64 and relevance_k in float32 or float64. relevance_k is dropped without positive_k, as hard
-        negatives have no relevance. Raises ValueError for wrong shapes or types, and for a relevance of a positive
-        outside (0, 1]. Not checked here: the width of the embeddings (Objective.of_embeddings checks it), and whether
-        row_k is a row of the batch (gather_batch checks it for positive_k and own lists, Distillation for its lists;
-        nothing else uses it).
+        and keys_k in int64, and relevance_k in float32 or float64, 1 for hard negatives; without positive_k it is
+        dropped. Raises ValueError for wrong shapes, row_k and keys_k that are no integers, a positive_k that is not
+        bool, and a relevance of a positive outside (0, 1], which collect_checks(speculative=True) of sums/conditions.py
+        assumes not to be. The width of the embeddings and the range of row_k are not checked.
         """
         if isinstance(negatives, Columns):
             return negatives._checked()
@@ -71,26 +70,24 @@ class Columns:
         return Columns(negatives.flatten(0, 1), torch.arange(rows, device=negatives.device).repeat_interleave(each))
 
     def _checked(self) -> Columns:
-        """Return a copy with row indices and keys in int64 and relevance in float; check shapes and types.
-
-        The relevance of hard negatives becomes 1; without positive_k the relevance is dropped. Raises ValueError for a
-        wrong shape or type, or a relevance of a positive outside (0, 1].
-        """
+        """Return a copy of these Columns, converted and checked as `of` says."""
         count, device = len(self.embeddings_kD), self.embeddings_kD.device
         row_k = as_int64("negatives.row_k", self.row_k, device)
         keys_k = as_int64("negatives.keys_k", self.keys_k, device)
         if self.positive_k is not None and self.positive_k.dtype is not torch.bool:
             raise ValueError(f"negatives.positive_k must be bool (k,), not {dtype_name(self.positive_k.dtype)}")
-        numbers = {"row_k": row_k, "keys_k": keys_k, "positive_k": self.positive_k}
+        relevance_k = None
+        if self.relevance_k is not None and self.positive_k is not None:
+            relevance_k = torch.as_tensor(self.relevance_k, device=device)
+        numbers = {"row_k": row_k, "keys_k": keys_k, "positive_k": self.positive_k, "relevance_k": relevance_k}
         numbers |= {"importance_k": self.importance_k, "teacher_k": self.teacher_k}
         for name, values_k in numbers.items():
             if values_k is not None and values_k.shape != (count,):
                 raise ValueError(
                     f"negatives.{name} must be ({count},), one for each column, not {tuple(values_k.shape)}"
                 )
-        relevance_k = None
-        if self.relevance_k is not None and self.positive_k is not None:
-            of_positives_k = torch.as_tensor(self.relevance_k, device=device).masked_fill(~self.positive_k, 1)
+        if relevance_k is not None and self.positive_k is not None:
+            of_positives_k = relevance_k.masked_fill(~self.positive_k, 1)
             relevance_k = as_relevance("negatives.relevance_k", of_positives_k, count, self.embeddings_kD)
         return replace(self, row_k=row_k, keys_k=keys_k, relevance_k=relevance_k)
 
@@ -150,8 +147,8 @@ class GatheredBatch:
     def positive_indices(self) -> tuple[Index, Index]:
         """Return the row indices and the column indices of the batch's positive pairs, in the order of `positives`.
 
-        Both results are slices, which index without a copy, if the positive of each row x_i is y_i alone; else int64
-        tensors (P,) for P pairs.
+        Both results are slices, which index without a copy, if positives.own is given; else int64 tensors (P,) for P
+        pairs.
         """
         first = self.positives.own
         if first is not None:
@@ -226,10 +223,10 @@ def gather_batch(
     rows.
 
     Every rank must call it, and give each argument that any rank gives, if only an empty one. Raises ValueError for
-    shapes that do not fit each other, for pairs of a row or column that does not exist, for a global batch without
-    rows, for known_positives without y_keys, for further items without the keys that the items of the pairs have, and
-    for further columns with log q without `importance`. Within collect_checks(speculative=True) of sums/conditions.py
-    the indices of rows and columns are assumed to exist.
+    numbers of x, y, keys or ids that do not fit each other, for pairs of a row or column that does not exist, for a
+    global batch without rows, for known_positives without y_keys, for further items without the keys that the items of
+    the pairs have, and for further columns with log q without `importance`. Within collect_checks(speculative=True) of
+    sums/conditions.py the indices of rows and columns are assumed to exist.
     """
     further = negatives.embeddings_kD if negatives else y_mD[:0]
     rows, columns, extra, more_positives = _layouts(x_bD, y_mD, further, negatives)
@@ -316,7 +313,7 @@ def _gathered(
     """Gather, by one collective, the columns of all ranks, (M, D), further columns last, and the numbers of all pairs.
 
     columns, extra: the layouts of the y of pairs (y_mD on this rank) and of further columns (`negatives`; None only if
-    no rank has any). numbers: name → (b,), for some of the names "x" and "y" (content keys), "ids" (sample ids), all
+    no rank has any). numbers: name → (m,), for some of the names "x" and "y" (content keys), "ids" (sample ids), all
     int64, and "log_q". Returns the columns and a dict with the same names: (B,), of the pairs of all ranks, or for "y"
     and "log_q" (M,), of all columns. Raises ValueError if y has keys and further columns have none.
     """

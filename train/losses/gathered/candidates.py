@@ -101,18 +101,18 @@ class Relations:
 
     @property
     def complete(self) -> bool:
-        """Whether y_i is the one positive of row i, no pair is left out of the sums, and the batch has no further rows.
+        """Whether y_i is the one positive of row i, without a list, and each anchor has all candidates of the batch.
 
-        If so, every row has all M columns as candidates, every column has all rows of the global batch as candidates,
-        and no row and no column of a pair is skipped. Further columns (y items beside the pairs) are allowed; they have
-        no positive.
+        If so, every row has all M columns as candidates, every column has all rows of the global batch and no further
+        rows, and no row and no column of a pair is skipped. Further columns (y items beside the pairs) are allowed;
+        they have no positive.
         """
         alone = self.exclusion is None and self.same is None and self.batch.further_rows is None
         return alone and self.batch.positives.own is not None
 
     @property
     def plain(self) -> bool:
-        """Whether y_i is the one positive of each row i, and embeddings are float32 or float64, not half precision.
+        """Whether y_i is the one positive of row i, without a list, and embeddings are no half precision.
 
         A loss of rows alone without log-weights then uses row_losses (sums/row_losses.py); for half precision
         log_partition (sums/lse.py) has faster kernels.

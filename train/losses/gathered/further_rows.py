@@ -25,7 +25,7 @@ from dyad.train.losses.sums.tiles import Exclusion
 
 @dataclass(frozen=True)
 class XNegatives:
-    """x items of this rank beside those of the pairs, k ≥ 0 in total, any number per row: negatives of every pair's y.
+    """x items of this rank beside those of the pairs, k ≥ 0 in total, any number per row: negatives of the pairs' y.
 
     embeddings_kD: (k, D). row_k (k,) int64: index of the local row that each item belongs to. keys_k (k,) int64:
     content keys, equal for equal items; needed if the objective compares keys of x.

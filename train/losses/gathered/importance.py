@@ -77,18 +77,18 @@ class SampleTable:
 
         The values are those of the user's .npy file: log q, with q the density from which candidates are drawn, or ζ,
         where ζ/τ is the log of a candidate's weight. like: a tensor with the dtype and device of the result. Every rank
-        must call it. Raises ConfigError if the batch has no sample ids, or has y items beside the pairs, which have no
-        sample id; raises DataError, on all ranks, for an id without a finite value.
+        must call it. Raises ConfigError if the batch has no sample ids, has y items beside the pairs, or other numbers
+        of x and y; raises DataError, on all ranks, for an id without a finite value.
         """
         if batch.sample_ids_b is None:
             raise ConfigError(f"{self._path} holds values by sample id: give the objective sample_ids")
-        if len(batch.y_MD) != batch.columns.total:
-            raise ConfigError(f"{self._path} holds values by sample id, and further columns have none")
+        if len(batch.y_MD) != batch.columns.total or batch.rows.sizes != batch.columns.sizes:
+            raise ConfigError(f"{self._path} holds values by sample id, and columns of no pair (x_i, y_i) have none")
         ids = batch.rows.gather(batch.sample_ids_b).cpu().numpy()
         outside = ids[(ids < 0) | (ids >= len(self._values))]
         if len(outside):
             raise DataError(f"{self._path} has {len(self._values)} values: no sample id {outside[0]}")
-        values = np.asarray(self._values[ids])
+        values = np.asarray(self._values[ids], np.float64)  # torch takes no long doubles and no other order of bytes
         if not np.isfinite(values).all():
             raise DataError(f"{self._path}: the value of sample id {ids[~np.isfinite(values)][0]} is not finite")
         return torch.from_numpy(values).to(like)

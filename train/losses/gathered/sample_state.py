@@ -214,8 +214,8 @@ class SampleState:
 
         Every rank must call it, with the same `whole`. more_samples: whether `whole` may have fewer samples than this
         object; the others take their initial state. Raises ConfigError, with nothing changed, if `whole` is of another
-        objective or number of samples, and HardwareError if a scratch file cannot be written. `undo` does nothing until
-        the next write.
+        objective or number of samples, or its shapes contradict each other, and HardwareError if a scratch file cannot
+        be written. `undo` does nothing until the next write.
         """
         if set(whole) != {*self.names, *COUNTERS}:
             there, here = (", ".join(sorted(set(names) - set(COUNTERS))) or "nothing" for names in (whole, self.names))
@@ -291,14 +291,14 @@ def _new_table(rows: int, initial_k: Tensor, budget: int) -> Tensor:
     if size <= budget:
         return initial_k.repeat(rows, 1)
     block = initial_k.repeat(min(rows, BLOCK), 1).numpy()
-    with tempfile.TemporaryFile() as file:
-        try:
+    try:
+        with tempfile.TemporaryFile() as file:
             for first in range(0, rows, BLOCK):
                 file.write(block[: rows - first].data)
             file.flush()
-        except OSError as error:
-            raise HardwareError(
-                f"cannot keep {size:,} bytes of per-sample state in {tempfile.gettempdir()}: {error.strerror}. Set "
-                "TMPDIR to a folder with room, or raise objective.memory_budget_mb"
-            ) from error
-        return torch.from_numpy(np.memmap(file, dtype=block.dtype, mode="r+", shape=(rows, len(initial_k))))
+            return torch.from_numpy(np.memmap(file, dtype=block.dtype, mode="r+", shape=(rows, len(initial_k))))
+    except OSError as error:
+        raise HardwareError(
+            f"cannot keep {size:,} bytes of per-sample state in {tempfile.gettempdir()}: {error.strerror}. Set "
+            "TMPDIR to a folder with room, or raise objective.memory_budget_mb"
+        ) from error

@@ -76,33 +76,31 @@ class Objective(nn.Module):
         """Return the loss of the global batch and its metrics. The arguments are this rank's part, maybe empty.
 
         x_bD: the embeddings of this rank's b rows, (b, D); y_mD: those of its m columns (y items), with m = b unless
-        `positives` lists the pairs; the objective Cpc takes sequences. forward normalises them if the similarity is
-        cosine. With options.matryoshka the losses of embeddings cut to these widths are added, and are metrics, such as
-        loss_64. Only SimCLR takes y_mD=None: x_bD then holds both views. Scores are float32, or float64 for float64
-        embeddings. Every other argument is None if not given; ids, keys and lists of pairs are int64, or integers that
-        torch.as_tensor takes. sample_ids_b: (b,), the indices of the samples in per-sample state or in a .npy file of
-        numbers, for objectives that have one. negatives: (b, k, D), k hard negatives per row, or Columns (a list of
-        further y items). positives, excluded: (P, 2), P pairs (local row, global column), where global columns are the
-        y of all ranks in rank order, then the further y items of all ranks; without positives, row i of x and row i of
-        y are a pair; excluded pairs are in no sum. x_keys, y_keys: (b,), equal for the same item; one of them is needed
-        with duplicates=mask or positive, y_keys with a file of numbers by content key. known_positives: keys of items
-        that are relevant to a row: columns with these keys are not among the row's negatives; y_keys must be given.
-        x_target, y_target: (b, D), embeddings of the same x and y by a target network. x_negatives: x items of no pair,
-        negatives of the y of all pairs; they have no term of their own in the loss. more: arguments that only some
-        objectives take, see their classes: importance, lengths, teacher.
+        `positives` lists the pairs; Cpc and PartialAUC take others, see there. forward normalises them if the
+        similarity is cosine. With options.matryoshka the losses of embeddings cut to these widths are added, and are
+        metrics, such as loss_64. Only SimCLR takes y_mD=None: x_bD then holds both views. Scores are float32, or
+        float64 for float64 embeddings. Every other argument is None if not given; ids, keys and lists of pairs are
+        int64, or integers that torch.as_tensor takes. sample_ids_b: (b,), the indices of the samples in per-sample
+        state or in a .npy file of numbers, for objectives that have one. negatives: (b, k, D), k hard negatives per
+        row, or Columns (a list of further y items). positives, excluded: (P, 2), P pairs (local row, global column),
+        where global columns are the y of all ranks in rank order, then the further y items of all ranks; without
+        positives, row i of x and row i of y are a pair; excluded pairs are in no sum. x_keys, y_keys: (b,), equal for
+        the same item; one of them is needed with duplicates=mask or positive, y_keys with a file of numbers by content
+        key. known_positives: keys of items that are relevant to a row: columns with these keys are not among the row's
+        negatives; y_keys must be given. x_target, y_target: (b, D), embeddings of the same x and y by a target network.
+        x_negatives: x items of no pair, negatives of the y of pairs; they have no term of their own in the loss. more:
+        arguments that only some objectives take, see their classes: importance, lengths, teacher.
 
         relevance: a weight w in (0, 1] for each positive pair: (b,), of row i and column i; with `positives` (P,), in
-        their order; Columns holds the weights of further positives. The weight multiplies the pair's term f in each
-        direction, and the mean stays one over anchors: L = (1/B) Σ_i (1/|P_i|) Σ_{p∈P_i} w_ip f_ip, with P_i the
-        positives of anchor i. So L is the empirical risk under weights w of the pairs (Shimodaira 2000); w = 1 gives
-        the bits of the loss without weights. Terms that belong to no positive pair have no weight.
+        their order; Columns holds the weights of further positives. The weight multiplies the pair's terms in the loss,
+        and a mean is divided by the same number as without weights, not by their sum: w = 1 gives the bits of the loss
+        without weights. Terms that belong to no positive pair have no weight.
 
         Every rank must call it and give arguments of the same names, empty if it has none (k = 0). Per-sample state and
         running means change in training mode with gradients enabled, not under no_grad or inference_mode. Raises
-        ValueError for inputs with wrong shapes, types or names, ConfigError for options that do not fit the inputs,
-        DataError for an item that a file of numbers lacks, HardwareError if per-sample state finds no room, and
-        RuntimeError within a transform of torch.func, and in a backward with create_graph=True where a second
-        derivative would be wrong.
+        ValueError or ConfigError for inputs that are wrong or do not fit the options, DataError for an item that a file
+        of numbers lacks, HardwareError if per-sample state finds no room, and RuntimeError within a transform of
+        torch.func, and in a backward with create_graph=True where a second derivative would be wrong.
         """
         widths = getattr(self.options, "matryoshka", ())
         if widths and widths[-1] >= x_bD.shape[-1]:
@@ -268,7 +266,7 @@ def check_pairs(x_bD: Tensor, y_mD: Tensor | None, **others: Tensor | None) -> t
 
 
 class TemperatureObjective(Objective):
-    """An objective with a temperature τ that divides all scores.
+    """An objective with a temperature τ, fixed or learned.
 
     logit_scale: log 1/τ, a parameter that has a gradient only if τ is learned.
     """

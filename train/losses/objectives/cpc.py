@@ -79,11 +79,13 @@ def padded(x_SD: Tensor, y_SD: Tensor, lengths_b: Tensor) -> tuple[Tensor, Tenso
 
     x and y hold the steps of all sequences of this rank, one sequence after the other. lengths_b: the number of steps
     of each sequence, int64, with sum S. T: the steps of the longest sequence on all ranks, at least 1; shorter
-    sequences are padded with zeros. Raises ValueError if the sum of lengths_b is not S. Every rank must call it.
+    sequences are padded with zeros. Raises ValueError if the sum of lengths_b is not S, or one is negative. Every rank
+    must call it.
     """
     lengths = lengths_b.tolist()
-    if sum(lengths) != len(x_SD):
-        raise ValueError(f"lengths must be those of {len(x_SD)} steps, not of {sum(lengths)}")
+    total, least = sum(lengths), min(lengths, default=0)
+    if total != len(x_SD) or least < 0:
+        raise ValueError(f"lengths must be 0 or more, {len(x_SD)} in sum: their sum is {total}, the least {least}")
     longest = max(Layout.of(x_SD, x_SD.new_empty(max(lengths, default=0), 1))[1].sizes)
     row = torch.arange(len(lengths)).repeat_interleave(torch.tensor(lengths, dtype=torch.int64))
     place = torch.cat([torch.arange(length) for length in lengths] or [row])

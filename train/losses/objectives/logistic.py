@@ -52,11 +52,12 @@ Keys = tuple[tuple[Tensor, Tensor], ...]
 class LabelledPairs:
     """The pairs of a batch, labelled as data (the positives) or noise (the negatives).
 
-    Data are the positives of the batch and, with duplicates=positive, all pairs with an equal key. Noise are all other
-    pairs, also those of a further row and the y of a pair. Neither data nor noise are excluded pairs, known positives
-    of a row that are not data and, with duplicates=mask, other pairs with an equal key. exclusion: the pairs that the
-    sum over tiles of the score matrix skips: those that are neither, and the listed positives, which are summed one by
-    one. equal: for each kind of key, keys of rows (b,) and columns (M,); pairs with an equal key are data.
+    Data are the listed positives of the batch and, with duplicates=positive, pairs with an equal key. Noise are the
+    other pairs, also those of a further row and the y of a pair. Neither are excluded pairs that are not listed as
+    positives, known positives of a row that are not data, and other pairs with an equal key if duplicates=mask or of a
+    further row. exclusion: the pairs that the sum over tiles of the score matrix skips: those that are neither, and the
+    listed positives, which are summed one by one. equal: for each kind of key, keys of rows (b,) and columns (M,);
+    pairs with an equal key are data.
     """
 
     batch: GatheredBatch
@@ -79,10 +80,10 @@ class LabelledPairs:
 
 @dataclass(frozen=True)
 class LogisticFormula:
-    """The loss L = w_d Σ_data sp(−a) + w_n Σ_noise sp(a) of logits a_ij = s_ij/τ + shift + offset_j.
+    """A rank's share w_d Σ_data sp(−a) + w_n Σ_noise sp(a) of a loss, with logits a_ij = s_ij/τ + shift + offset_j.
 
-    The sums run over the data pairs (positives) and the noise pairs (negatives); s_ij: scores; τ: temperature; sp(a) =
-    log(1 + e^a). data_weight: w_d. noise_weight: w_n. offsets_M: offset_j of each column; None: no offsets. The
+    The sums run over the data pairs (positives) and noise pairs (negatives) of this rank; s_ij: scores; τ: temperature;
+    sp(a) = log(1 + e^a). data_weight: w_d. noise_weight: w_n. offsets_M: offset_j of each column; None: no offsets. The
     relevance of a data pair multiplies its term; noise pairs have none.
     """
 
@@ -97,10 +98,9 @@ class LogisticFormula:
         return a_P if self.offsets_M is None else a_P + self.offsets_M[batch.positive_indices()[1]]
 
     def share(self, labelled: LabelledPairs, scale: Tensor) -> Tensor:
-        """Return this rank's share of the logistic loss L, 0-d. The mean of the shares over ranks is L.
+        """Return this rank's share of the loss, 0-d; the mean of the shares over ranks is the loss.
 
-        Computed in one pass over the tiles of the score matrix. labelled: the pairs, labelled as data or noise. scale:
-        1/τ.
+        labelled: the pairs, labelled as data or noise. scale: 1/τ.
         """
         batch, equal = labelled.batch, labelled.equal
         offsets = () if self.offsets_M is None else (self.offsets_M,)
@@ -224,9 +224,8 @@ class Nce(LogisticObjective):
     all K items, and with none of the batch: k_n/k_d = K, and log u models log p(y|x), normalised at the optimum (Mnih &
     Teh 2012, who draw k for each data point).
 
-    There is no options.noise=learnt. That the optimum is the normalised data density is proved for a fixed q, known at
-    all data and noise points (Gutmann & Hyvärinen 2012, theorem 1). A q that learns beside u needs a loss of its own,
-    and none is defined here. A q that was learnt before is fixed: its log q in a file is noise=file.
+    q must be fixed: the proof that the optimum is the normalised data density (Gutmann & Hyvärinen 2012, theorem 1)
+    holds for such a q alone. A q that was learnt before is given as a file.
     """
 
     options: NceOptions

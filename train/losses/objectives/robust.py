@@ -126,10 +126,10 @@ class RobustObjective(TemperatureObjective):
     def _learning_nu(self, losses: list[Losses], tau: Tensor, rows: Layout) -> Tensor:
         """Return the learned ν of each side; in its first batch, ν is the largest of the rows' own minimisers.
 
-        In training, this first value is stored in the parameter `nu`. The own minimiser of a row is the ν_r at which
-        its OCE is minimal. With ν above ν_r, the OCE grows at most by ν − ν_r; with ν below, it would grow by e^((ν_r −
-        ν)/τ) for KL: so a ν that is too large does less harm. losses: one entry per side. tau: τ. rows: which rank
-        holds which samples. Every rank must call it.
+        That is 0 if no row has candidates. In training, this first value is stored in the parameter `nu`. The own
+        minimiser of a row is the ν_r at which its OCE is minimal. With ν above ν_r, the OCE grows at most by ν − ν_r;
+        with ν below, it would grow by e^((ν_r − ν)/τ) for KL: so a ν that is too large does less harm. losses: one
+        entry per side. tau: τ. rows: which rank holds which samples. Every rank must call it.
         """
         self._nu_began = False
         self._nu_is_known = self._nu_is_known or not self.nu.isnan().any()

@@ -84,6 +84,7 @@ class SquaredError(ScoredPairs):
 
 def correlation(a_B: Tensor, b_B: Tensor) -> Tensor:
     """Return Pearson's correlation of two vectors, 0-d; 0 if one of them is constant."""
+    a_B, b_B = (v_B - v_B[0] for v_B in (a_B, b_B))  # exactly 0 for a constant, whose mean would be rounded
     a_B, b_B = a_B - a_B.mean(), b_B - b_B.mean()
     product = a_B.norm() * b_B.norm()
     return torch.where(product > 0, (a_B @ b_B) / product.where(product > 0, 1.0), 0.0)

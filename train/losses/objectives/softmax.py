@@ -75,7 +75,7 @@ def symmetric_dpm(
     eq. 4).
 
     CLIP is ½ mean_i [−log (e^a_ii / Σ_j e^a_ij) − log (e^a_ii / Σ_j e^a_ji)] = L / (2τ), with logits a = s/τ (Radford
-    et al. 2021). GCL takes the mean over the negatives in place of the sum. info_nce, dpr and epr use the rows alone.
+    et al. 2021).
     """
     if options.tau_scaled:
         tau, sides = 1 / scale, zip((row, column), relevance, strict=True)
@@ -243,8 +243,8 @@ def core_terms(
     ranks are the means over the anchors of the global batch. s: scores; a = s/τ: logits; P_i: positives of anchor i.
 
     related: the candidates and positives of the batch. in_sum_P: whether each listed positive is in C_i. sums: N_i =
-    LSE_{j∈C_i∖P_i} a_ij (over the negatives alone) for rows (b,) and columns (M,). scale: 1/τ. options: see the last
-    paragraph. weights_M: the log-weights ω_j that were added to the logits of the row sums.
+    LSE a_ij over the candidates that are not listed as positives, for rows (b,) and columns (M,). scale: 1/τ. options:
+    see the last paragraph. weights_M: the log-weights ω_j that were added to the logits of the row sums.
 
     f_i/τ is computed as log(e^(N_i − a_ip) + Σ_{q∈P_i∩C_i} e^(a_iq − a_ip)) − c_i, which keeps all digits near a loss
     of 0. The difference LSE_{C_i} − a_ip would lose them, as both terms are near 1/τ.
@@ -286,10 +286,10 @@ def _own_positive_losses(count: int, partition: Partition, difference_b: Tensor,
 class DirectionSums:
     """One direction (rows or columns): its anchors, their log-sums over negatives, and this rank's P positive pairs.
 
-    log_sums: N_i, the log-sum-exp of the logits over the negatives of each anchor. index: the anchor of each pair.
-    omega_P: the log-weight of each pair's positive in the sum of its anchor i, −inf if the positive is no candidate of
-    i. single: whether the sum for each positive contains no other positive. relevance_P: weight of each pair; None: 1.
-    layout: how anchors are distributed over ranks, if pairs of one anchor lie on several ranks; else None.
+    log_sums: N_i of each anchor, see core_terms. index: the anchor of each pair. omega_P: the log-weight of each pair's
+    positive in the sum of its anchor i, −inf if the positive is no candidate of i. single: whether the sum for each
+    positive contains no other positive. relevance_P: weight of each pair; None: 1. layout: how anchors are distributed
+    over ranks, if pairs of one anchor lie on several ranks; else None.
     """
 
     anchors: Anchors
@@ -304,9 +304,9 @@ class DirectionSums:
     def f(self, index: Index, a: Tensor, log_positives: Tensor) -> Tensor:
         """Return the loss f_i/τ = log(e^(N_i − a) + e^log_positives) − c_i of the anchors i at `index`.
 
-        N_i: the log-sum of the logits over the negatives. a: the logit of each anchor's positive. log_positives: the
-        log-sum of the positives in the anchor's sum, minus a. c_i: 0 (partition=sum), or the log of the number of
-        candidates (mean). The result is finite also for anchors that are skipped.
+        N_i: see core_terms. a: the logit of each anchor's positive. log_positives: the log-sum of the positives in the
+        anchor's sum, minus a. c_i: 0 (partition=sum), or the log of the number of candidates (mean). The result is
+        finite also for anchors that are skipped.
         """
         valid, counts = self.anchors.valid[index], self.anchors.counts[index].clamp(min=1)
         c = counts.to(a).log() if self.partition is Partition.mean else 0.0
@@ -387,8 +387,8 @@ def mi_bound(related: Relations, row: Tensor, column: Tensor, options: SoftmaxOp
     """Return mi_bound = log K − InfoNCE, a lower bound of the mutual information in nats, and log_k = log K.
 
     K = B is the number of columns (van den Oord et al. 2018, eq. 5). InfoNCE is the loss f/τ with partition=sum,
-    averaged over the directions of the loss. The bound holds only for one positive among all columns, so the result is
-    {} for any other batch, and for one with relevance. row, column: the means over anchors of f/τ, 0-d.
+    averaged over the directions of the loss. Returns {} unless the candidates of each anchor are its one positive and
+    all K − 1 others, without relevance. row, column: the means over anchors of f/τ, 0-d.
     """
     batch = related.batch
     plain = related.exclusion is None and batch.positives.own is not None and len(batch.y_MD) == batch.rows.total

@@ -56,7 +56,7 @@ from dyad.train.losses.sums.functions import product, weighted
 
 
 class MomentObjective(Objective, ABC):
-    """An objective of the scores of the pairs (x_i, y_i) and of second moments such as XᵀX/B.
+    """An objective of the pairs (x_i, y_i) alone, such as one of second moments XᵀX/B; no columns are gathered.
 
     Subclasses implement `of_pairs`.
     """

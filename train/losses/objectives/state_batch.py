@@ -83,9 +83,9 @@ class StateBatch:
 
         complete: whether to sum the state over ranks now; False: each rank has only the state that it stores, until
         `summed`. If a sample occurs twice in the batch, pairs of the sample with its copy are left out: a sample is no
-        negative of itself. Further columns (y items of no pair) are candidates of all anchors x, and further rows (x
-        items of no pair) of all anchors y; they are no anchors and have no state. Raises ConfigError if the batch lists
-        positives other than the pairs (x_i, y_i).
+        negative of itself. Further columns (y items of no pair) are candidates of anchors x, and further rows (x items
+        of no pair) of anchors y; they are no anchors and have no state. Raises ConfigError if the batch lists positives
+        other than the pairs (x_i, y_i).
         """
         if batch.positives.own is None:
             raise ConfigError(f"objective={objective.options.name}: a sample has one positive. {ONE_POSITIVE}")

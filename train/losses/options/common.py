@@ -257,7 +257,7 @@ def preset(
 
 @dataclass
 class TemperatureOptions(ObjectiveOptions):
-    """Options of objectives whose scores are divided by a temperature τ."""
+    """Options of objectives with a temperature τ, fixed or learned."""
 
     temperature: float = number(0.07, "τ, or where it starts when it learns", "above 0")
     learnable: bool = described(True, "whether τ learns (through logit_scale = log 1/τ)")

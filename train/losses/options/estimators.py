@@ -33,9 +33,8 @@ class EstimatorOptions(TemperatureOptions):
     30, γ ends at 0.353. gamma_min and gamma_epochs replace the end and the length: LibAUC's schedule is gamma_min=0.2
     with half of the run's epochs.
 
-    A run sets E to its number of epochs, which may be a fraction; in your own loop gamma=auto needs gamma_epochs. γ is
-    a function of the epoch and of E alone. A run that is continued with more steps takes, from then on, the γ of the
-    longer run, as its learning rate does.
+    A run sets E to its number of epochs, which may be a fraction; in your own loop gamma=auto needs gamma_epochs. A run
+    that is continued with more steps takes, from then on, the γ of the longer run.
 
     learnable_refused: the error message for learnable=true, empty if τ may learn.
     """

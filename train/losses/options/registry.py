@@ -34,8 +34,8 @@ def configure(name: str, **options: Any) -> ObjectiveOptions:
     """Build and check the options of the objective `name`, a key of OBJECTIVES.
 
     options: name of an option → its value; a member of an enum may be given as text. Options that are not given have
-    the defaults of the preset. Raises ConfigError for an unknown name or option (the message has the nearest known
-    one), a value of the wrong type or out of range, and options that exclude each other.
+    the defaults of the preset. Raises ConfigError for an unknown name or option, a value of the wrong type or out of
+    range, and options that exclude each other.
     """
     if name not in OBJECTIVES:
         choices = ", ".join(OBJECTIVES)

@@ -73,9 +73,9 @@ class Layout:
     def gathered(self, rows: Tensor, *more: Tensor) -> tuple[Tensor, ...]:
         """Join `rows` as `gather` does, and the tensors of `more`, (b, …) of any types, by one collective.
 
-        Returns the joined tensors, (B, …), in the order of the arguments; only the first has a gradient. With one rank
-        they are the arguments themselves. Every rank must call it, with equal types and further sizes, forward and
-        backward.
+        Returns the joined tensors, (B, …), in the order of the arguments; on several ranks only the first has a
+        gradient, on one they are the arguments themselves. Every rank must call it, with equal types and further sizes,
+        forward and backward.
         """
         return _Gather.apply(self, rows, *more) if self.world_size > 1 else (rows, *more)  # pyright: ignore[reportReturnType]
 

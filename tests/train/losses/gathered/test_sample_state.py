@@ -185,6 +185,12 @@ def test_a_disk_without_room_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
+def test_a_folder_that_takes_no_file_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "absent"))
+    with raises(HardwareError, "8,008 bytes", "absent", "memory_budget_mb"):
+        whole(SampleState(1000, INITIAL, memory_budget_mb=0))
+
+
 @pytest.mark.parametrize("budget", [0, 1])
 def test_a_checkpoint_brings_everything_back(tmp_path: Path, budget: int) -> None:
     state = SampleState(N, INITIAL)

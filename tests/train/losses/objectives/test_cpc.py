@@ -178,3 +178,6 @@ def test_refusals() -> None:
         build()(x, y, lengths=torch.ones(B, dtype=torch.int64))
     with raises(ValueError, "negatives"):
         build()(x, y, negatives=x)
+    for lengths in ([2, 3], [-1, 7]):  # of steps that stand one after the other
+        with raises(ValueError, "lengths", "6", str(sum(lengths)), str(min(lengths))):
+            build()(x[:, 0], y[:, 0], lengths=torch.tensor(lengths))

@@ -293,6 +293,13 @@ def test_a_weight_out_of_range_is_refused(wrong: float) -> None:
         build_objective("clip")(x, y, negatives=columns)
 
 
+@pytest.mark.parametrize("shape", [(3,), (1,), (), (4, 1)])
+def test_the_relevance_of_further_columns_is_one_for_each(shape: tuple[int, ...]) -> None:
+    columns = Columns(further(), FURTHER_ROW, None, POSITIVE, relevance_k=torch.full(shape, 0.5))
+    with raises(ValueError, "negatives.relevance_k", "(4,)", str(shape)):
+        build_objective("clip")(*reference.embeddings(), negatives=columns)
+
+
 def test_one_weight_for_each_pair() -> None:
     x, y = reference.embeddings()
     for given, count in (({}, B), ({"positives": torch.tensor(LISTED)}, len(LISTED))):

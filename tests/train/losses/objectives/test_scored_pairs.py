@@ -17,6 +17,7 @@ from torch import Tensor
 
 from dyad.data.base.errors import ConfigError
 from dyad.train.losses import build_objective
+from dyad.train.losses.objectives.scored_pairs import correlation
 from dyad.train.losses.options.common import ExpectedBatch
 from dyad.train.losses.options.registry import configure
 
@@ -90,6 +91,14 @@ def test_the_metric_is_the_correlation_of_the_batch(name: str) -> None:
     found = build_objective(name).double()(x, y, teacher=SCORES).metrics["pair_correlation"]
     both = torch.stack([F.cosine_similarity(x, y).detach(), SCORES])
     assert float(found) == pytest.approx(float(both.corrcoef()[0, 1]), abs=1e-12)
+
+
+@pytest.mark.parametrize("count", [3, 7, 10])
+def test_constants_correlate_with_nothing(count: int) -> None:
+    """Their mean is rounded, so that a deviation from it may be another number than 0."""
+    constant, values = torch.full((count,), 0.7), torch.arange(count) ** 0.5
+    for given in ((constant, constant - 0.4), (constant, values), (values, constant)):
+        assert correlation(*given) == 0
 
 
 def test_memory_is_linear_in_the_batch() -> None:
