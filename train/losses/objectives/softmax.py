@@ -71,8 +71,7 @@ def symmetric_dpm(
     p(y) exp(s(x, y)/τ) in both directions, with the batch as a sample of p (Wang et al. 2024, arXiv:2410.09156). row,
     column: this rank's shares of the means over anchors of f/τ, 0-d. scale: 1/τ. options.directions chooses the sum,
     the mean, or one of them. tau_scaled=false leaves out the factor τ of f. With tau_scaled a radius ρ (options.rho)
-    adds ρτ to each direction, times its mean `relevance`, for a loss that is robust over a KL ball (Qiu et al. 2023,
-    eq. 4).
+    adds ρτ times the mean `relevance` to each direction: the loss is robust over a KL ball (Qiu et al. 2023, eq. 4).
 
     CLIP is ½ mean_i [−log (e^a_ii / Σ_j e^a_ij) − log (e^a_ii / Σ_j e^a_ji)] = L / (2τ), with logits a = s/τ (Radford
     et al. 2021).
