@@ -296,7 +296,7 @@ class DataConfig(Checked):
     def bad_in_a_row_limit(self) -> int:
         """The number of consecutive bad (damaged or incomplete) samples at which the run stops; 0: at the first.
 
-        Fewer are replaced by other samples. It is 0 with data.bad_samples=stop, which replaces none.
+        It is 0 with data.bad_samples=stop. A share of bad samples above data.bad_share stops the run too.
         """
         return self.bad_in_a_row if self.bad_samples is BadSamples.substitute else 0
 

@@ -162,9 +162,9 @@ def _sharding_rules(config: TrainConfig) -> Iterator[str]:
 
 
 def _objective_rules(config: TrainConfig) -> Iterator[str]:
-    """Yield an error message for each way in which the objective does not fit the task, the data or the model.
+    """Yield error messages about an objective that does not fit the task, the data or the model.
 
-    Keys of data.* that do not fit the task, such as data.items and data.batches, are refused too. Most of these
+    Some keys of data.* that do not fit the task, such as data.items and data.batches, are refused too. Most of these
     mistakes would else show only after the run folder is made, or never.
     """
     objective, data, target = config.objective, config.data, config.target.kind

@@ -236,8 +236,8 @@ def write_json(path: Path, value: Any) -> None:
 def read_lines(path: Path, log: Callable[[str], None] = lambda line: None) -> Iterator[tuple[bytes, dict[str, Any]]]:
     """Yield (line, record) for each valid line of a JSON-lines file of a run, such as metrics.jsonl or ledger.jsonl.
 
-    line: the bytes of the line, with its newline if it has one. record: the parsed line, a JSON object with an integer
-    field `step`. Other lines are left out, and after the last one `log` gets a message with the numbers of the first of
+    line: the bytes of the line, with its newline if it has one. record: the parsed line, a JSON object with an int
+    `step`. Other lines are left out, and after the last one `log` gets a message with the numbers of the first of
     them. An invalid last line without a newline, which a killed process leaves, is not reported. Raises OSError if the
     file cannot be read.
     """
@@ -247,7 +247,7 @@ def read_lines(path: Path, log: Callable[[str], None] = lambda line: None) -> It
             record = None
             with suppress(ValueError, RecursionError):
                 record = json.loads(line.decode())
-            if isinstance(record, dict) and isinstance(record.get("step"), int):
+            if isinstance(record, dict) and type(record.get("step")) is int:
                 yield line, record
             elif line.endswith(b"\n"):
                 damaged.append(number)

@@ -33,7 +33,7 @@ def check_limits(config: Any, prefix: str = "") -> None:
 
 
 def broken_limits(config: Any, prefix: str = "") -> Iterator[str]:
-    """Yield a message for each limit that a field of a dataclass breaks.
+    """Yield messages about the numbers in the fields of a dataclass that break a limit.
 
     The metadata of a field may have "least" (value ≥ limit), "most" (≤), "above" (>) or "below" (<). They hold for a
     number and for each number of a list; numbers in a dict are not checked. Every number must also be finite and at

@@ -158,10 +158,10 @@ def unknown_format(fields: Fields) -> BadRow:
 
 
 def query_of(fields: Fields) -> Question:
-    """Convert the fields of a line of BEIR's queries.jsonl, which are those of a passage, to a question without title.
+    """Convert the fields of a line of BEIR's queries.jsonl, as of a passage and its group, to a question without title.
 
-    Raises BadRow when there is no text or a blank one, or a field has a wrong type. A line without an id is not refused
-    here, but when the file is opened as a Corpus; its id would become "None".
+    Raises BadRow as passage_of and group_of do, and for a blank text. A line without an id is not refused here, but
+    when the file is opened as a Corpus; its id would become "None".
     """
     query = passage_of(fields)
     return Question(str(query.id), _not_blank(query.text, "text"), group=group_of(fields))

@@ -191,7 +191,8 @@ def image_table(table: Table, options: TableOptions) -> ImageTable | None:
     """Return `table` as an ImageTable, with the columns of images and captions found; None for a table without images.
 
     Raises ConfigError for a column in options.columns that the table lacks; for a table of images also if there are
-    more than two columns in options.columns or, with options.captioned, if it has no captions.
+    more than two columns in options.columns or, with options.captioned, if it has no column of captions. In folders
+    and in tables with a column of labels, this column must have a caption in the first rows.
     """
     named = options.checked(table).columns
     image = image_column(table, named)

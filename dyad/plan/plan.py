@@ -219,7 +219,7 @@ class RunPlan:
     def data(self) -> Rows:
         """Return rows on the data: negatives, samples, epochs, and the rate at which the loader must deliver samples.
 
-        For runs with images, images of the first shard are decoded to measure a core.
+        For runs with images, images of the first shard are decoded to measure a core, if it can be read.
         """
         config, size = self.config, self.sample_bytes
         decoded, which = samples_per_core(config, self.towers.model, first_shard(config))

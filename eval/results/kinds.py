@@ -112,9 +112,9 @@ def titled(result: Result) -> str:
 
 @dataclass(frozen=True)
 class Number:
-    """One row of a table in the HTML report: a metric, or the value of a baseline.
+    """A number of the HTML report with its label: a metric, the value of a baseline, or that of chance.
 
-    label: the name of the row. score: its value. ahead: the score of the model minus the score of this baseline. other:
+    label: its name. score: its value. ahead: the score of the model minus the score of this baseline. other:
     whether the value belongs to a baseline or to chance, not to the model.
     """
 

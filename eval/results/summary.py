@@ -66,7 +66,7 @@ def confusions(result: Result) -> list[tuple[str, str, int]]:
 
 
 def classes(result: Result) -> list[tuple[str, float, int]]:
-    """Return (class, accuracy, number of samples) for each class with a known accuracy, lowest accuracy first."""
+    """Return (class, accuracy, number of samples, 0 if unknown) of classes with an accuracy, lowest accuracy first."""
     scores = part(result, "per_class").items()
     known = [(name, finite(of.get("accuracy")), of.get("num_samples") or 0) for name, of in scores]
     found = [(name, accuracy, samples) for name, accuracy, samples in known if accuracy is not None]

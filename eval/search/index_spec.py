@@ -65,9 +65,9 @@ class Spec:
     def parsed(text: str) -> "Spec":
         """Parse a specification.
 
-        Raises ConfigError if it does not match FACTORY or has more than LONGEST characters, if an option is not
-        name=number, if a number is 0 or above its limit (LIMITS, LARGEST), or if an option in OPTIONS is below 1 or
-        above its limit. Other options, names and values, are left to FAISS, see `built`.
+        Raises ConfigError for a factory that FACTORY, LIMITS or LARGEST does not allow, for more than LONGEST
+        characters, for an option that is not of the form name=number, and for one in OPTIONS that is below 1 or above
+        its limit. Other options are left to FAISS, see `built`.
         """
         shown = f"index '{text:.{LONGEST}}'"
         factory, *options = (part.strip() for part in text[: LONGEST + 1].split(";"))

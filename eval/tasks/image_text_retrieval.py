@@ -69,8 +69,8 @@ def rank_metrics(rank: np.ndarray, recall_k: Sequence[int]) -> dict[str, float]:
 def chance_recall(right: np.ndarray, m: int, k: int) -> float:
     """Return the chance level of R@K (K = `k`): the mean R@K of a random ranking of m items.
 
-    right (n,): the number of right items of each of n queries. The value is the mean over queries of 1 − C(m − right,
-    K) / C(m, K), where C is the binomial coefficient.
+    right (n,): the number of right items of each of n queries. For K ≤ m the value is the mean over queries of 1 − C(m
+    − right, K) / C(m, K), where C is the binomial coefficient.
     """
     draws = np.arange(min(k, m))
     missed = np.clip((m - right[:, None] - draws) / (m - draws), 0.0, 1.0).prod(axis=1)
@@ -111,7 +111,7 @@ class Direction:
 
     @property
     def rank(self) -> np.ndarray:
-        """The rank of the best right item of each query, int64 (n,); at the first access as `ranked`."""
+        """The rank of the best right item of each query, as in Ranking, int64 (n,). All processes read it together."""
         return self.ranked.ranking.rank
 
     def first(self, queries: np.ndarray) -> Hits:
@@ -235,8 +235,7 @@ class Retrieval(Evaluator):
     def _groups(self, metric: str) -> list[int]:
         """Return the group of each query, for the bootstrap: the content key of its image.
 
-        The image is the query or what a caption belongs to. metric: its name, whose beginning says whether images or
-        captions are the queries.
+        The image is the query or what a caption belongs to. metric: the name of a metric of this query.
         """
         keys = self.data.image_keys
         return (keys if metric.startswith("image_to_text") else keys[self.data.owner]).tolist()

@@ -109,10 +109,10 @@ READ_ONLY_WITH = {
 def refuse_unread(words: Iterable[str], configs: Sequence[TrainConfig], auxiliary: Sequence[TrainConfig] = ()) -> None:
     """Raise ConfigError if the command line sets keys that none of its runs would read.
 
-    A value that is the key's default, or null, is not refused as unread. Also raises ConfigError for
-    objective.temperature if objective.init_scale, its inverse, says another value. words: the key=value arguments of
-    the command line. configs: the configuration of each of its runs; several in a sweep. auxiliary: those of auxiliary
-    losses (also.NAME), which read what they take from the run.
+    A value that is the key's default, or null, is not refused as unread. In a sweep, different runs may meet different
+    conditions of a key. Also raises ConfigError for objective.temperature if objective.init_scale, its inverse, says
+    another value. words: the key=value arguments of the command line. configs: the configuration of each of its runs;
+    several in a sweep. auxiliary: those of auxiliary losses (also.NAME), which read what they take from the run.
     """
     typed = {word.partition("=")[0]: word.partition("=")[2] for word in words}
     chosen = {key: value for config in configs for key, value in _chosen(config).items() if _is_typed(key, typed)}

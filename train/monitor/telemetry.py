@@ -1,5 +1,6 @@
 """How well a run uses its device: peak memory, copies to the device, FLOPs of the towers, model FLOPs utilisation."""
 
+import re
 import resource
 from collections.abc import Mapping
 from contextlib import suppress
@@ -70,9 +71,10 @@ def peak_tflops(gpu: str, precision: Precision) -> float | None:
     """Return the peak TFLOP/s of dense products of a GPU in `precision`; None if the table GPUS has no figure.
 
     fp32: the peak in TF32, or in FP32 on a GPU without TF32. bf16 and fp16 have the same figure. precision: auto must
-    be resolved before. gpu: the name of the GPU as torch.cuda.get_device_name returns it.
+    be resolved before. gpu: the name of the GPU as torch.cuda.get_device_name returns it; it contains a key of GPUS.
     """
-    half, tf32, _ = next((figures for part, figures in GPUS.items() if part in gpu), (None, None, None))
+    whole = (figures for part, figures in GPUS.items() if re.search(rf"\b{part}\b(?! Laptop)", gpu))
+    half, tf32, _ = next(whole, (None, None, None))
     return tf32 if precision is Precision.fp32 else half
 
 

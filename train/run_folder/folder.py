@@ -393,7 +393,7 @@ def as_tree(value: Any) -> Any:
 def flat(tree: Any, prefix: str = "") -> dict[str, Any]:
     """Convert nested mappings to one dictionary: dotted key ("optim.lr") → value; a list is one value.
 
-    prefix: put before every key.
+    An empty mapping leaves no key. prefix: put before every key.
     """
     if not isinstance(tree, Mapping):
         return {prefix.removesuffix("."): tree}

@@ -34,7 +34,7 @@ class SameItem:
         """Sum values_M, for each column i of the slice `columns`, over all columns j ~ i (columns with an equal key).
 
         values_M: (M, …), one entry for each of M columns. Column i itself is included. The result is (b, …) for a slice
-        of b columns. Differentiable in values_M; takes as much memory as values_M.
+        of b columns. Differentiable in values_M. Memory is linear in values_M.
         """
         total = torch.zeros_like(values_M[columns])
         for sign, class_M in self._groups:

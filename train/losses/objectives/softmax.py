@@ -303,9 +303,9 @@ class DirectionSums:
     def f(self, index: Index, a: Tensor, log_positives: Tensor) -> Tensor:
         """Return the loss f_i/τ = log(e^(N_i − a) + e^log_positives) − c_i of the anchors i at `index`.
 
-        N_i: see core_terms. a: the logit of each anchor's positive. log_positives: the log-sum of the positives in the
-        anchor's sum, minus a. c_i: 0 (partition=sum), or the log of the number of candidates (mean). The result is
-        finite also for anchors that are skipped.
+        N_i: see core_terms. a: the logit of each anchor's positive; of merged ones, their log-sum. log_positives: the
+        log-sum of the positives in the anchor's sum, minus a. c_i: 0 (partition=sum), or the log of the number of
+        candidates (mean). The result is finite also for anchors that are skipped.
         """
         valid, counts = self.anchors.valid[index], self.anchors.counts[index].clamp(min=1)
         c = counts.to(a).log() if self.partition is Partition.mean else 0.0

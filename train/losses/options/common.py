@@ -87,7 +87,7 @@ class ObjectiveOptions:
     """Options of every objective. Raises ConfigError for a value out of range or options that exclude each other.
 
     formula: "module:Class" of the objective in train.losses.objectives, which is imported when the objective is built;
-    of a plugin, "module:Class" with any module, or the class. takes: the arguments that Objective.forward accepts
+    of a plugin, "module:Class" with any module, or the class. takes: the arguments that Objective.forward may accept
     beside embeddings, keys and sample ids; "targets" stands for x_target and y_target, "excluded" for known_positives
     too. inputs: the kind of x and y: "pairs", "scores" (of positives and of negatives), "sequences", "log-likelihoods",
     "scored pairs" (each with a given score) or "scored lists" (pairs with further items, and a given score of each).
@@ -145,7 +145,7 @@ class ObjectiveOptions:
     def no_relevance_because(self) -> str:
         """Why positive pairs cannot have a relevance (a weight in (0, 1]), as an error message; "" if they can.
 
-        They can if the loss has one term for each positive pair, and no positives come from equal keys.
+        They cannot if the loss has no own term for each positive pair, or if positives come from equal keys.
         """
         if "relevance" not in self.takes:
             return f"objective={self.name}: its loss has no term for each positive pair. Leave data.relevance out"

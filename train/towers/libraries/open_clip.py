@@ -354,8 +354,8 @@ def _is_published(name: str | None) -> bool:
 def _refuse_warnings() -> Iterator[None]:
     """Raise ConfigError at the end of the `with` block if open_clip has warned in it, except for EXPECTED warnings.
 
-    Other warnings mean that open_clip has created another model than was asked for. An error raised in the block passes
-    instead. Warnings, and what reaches the root logger, are not shown during the block, whoever gives them.
+    Other warnings may mean that open_clip has created another model than was asked for. An error raised in the block
+    passes instead. Warnings, and what reaches the root logger, are not shown during the block, whoever gives them.
     """
     lines: list[str] = []
     handler, root = logging.Handler(logging.WARNING), logging.getLogger()
