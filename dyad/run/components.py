@@ -125,7 +125,7 @@ def _auxiliary_components(config: TrainConfig, world: World, main_model: TwoTowe
     try:
         return _loss_components(resolve_classes(config, world), world, main_model, name)
     except UserError as error:
-        error.args = tuple(f"also.{name}: {message}" for message in error.args)  # without message on other ranks
+        error.args = tuple(f"also.{name}: {message}" for message in error.args if message)  # none of a stop signal
         raise
 
 
