@@ -351,15 +351,6 @@ def test_an_importance_file_that_is_none_is_told(tmp_path: Path) -> None:
         build("one_sided_dpm", importance="log_q", importance_file=str(tmp_path / "q.npy"))(*embeddings())
 
 
-def test_numbers_by_sample_id_need_a_sample_for_each_column(tmp_path: Path) -> None:
-    np.save(tmp_path / "q.npy", np.zeros(50))
-    objective = build("one_sided_dpm", importance="log_q", importance_file=str(tmp_path / "q.npy"))
-    x, y = embeddings(5)[0], embeddings(9)[1]
-    listed = torch.tensor([[i, 2 * i % 9] for i in range(5)])
-    with raises(ConfigError, "q.npy"):
-        objective(x, y, positives=listed, sample_ids_b=torch.arange(5))
-
-
 def variants(name: str) -> Iterator[dict[str, Any]]:
     """Each choice of each option, and some numbers."""
     yield from [{}, *({"negatives_per_positive": r} for r in (1, 3, 4) if name == "binary_nce")]

@@ -266,10 +266,6 @@ def test_importance_from_a_file_is_that_of_the_samples(tmp_path: Path) -> None:
     objective = build("one_sided_dpm", importance_file=str(tmp_path / "q.npy"), **options)
     close(objective(x, y, sample_ids_b=ids).loss, given)
     assert objective(x, y, importance=torch.zeros(9), sample_ids_b=ids).loss != given  # the caller's own come first
-    for dtype in (np.dtype("float64").newbyteorder(), np.longdouble):  # floats that torch does not take
-        np.save(tmp_path / "other.npy", values.astype(dtype))
-        other = build("one_sided_dpm", importance_file=str(tmp_path / "other.npy"), **options)
-        close(other(x, y, sample_ids_b=ids).loss, given)
 
 
 def test_a_file_of_numbers_may_lie_in_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
