@@ -69,7 +69,8 @@ def pack_pairs(source: str, options: PackOptions) -> None:
         paths, trained = {"data.train": outputs.file_names(indexes)}, samples
         if options.val:
             paths, trained = split_packed(folder, paths, options)
-    print(f"{samples:,} samples in {len(indexes)} shards ({megabytes:,.1f} MB) in {out}, indexed")
+        shards = len([*folder.rglob("*.tar")])
+    print(f"{samples:,} samples in {shards} shards ({megabytes:,.1f} MB) in {out}, indexed")
     if tally.skipped:
         print(tally)
     if unread := unread_images(count_suffixes(source) if os.path.isdir(source) else Counter()):

@@ -102,6 +102,10 @@ def test_every_command_of_the_readme_works(checkout: Path, commands: Commands) -
         assert len(done) != 2 or not fed, f"{command}: one run is no sweep"
         for ended in done:
             assert ended.code == 0 and "Traceback" not in ended.out, f"{command}\n{ended.out}"
+    (code,) = re.findall(r"```python\n(import dyad\n.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    (checkout / "shown.py").write_text(code)  # of the run `mine` that the commands have made
+    ended = commands.run("helpers.elsewhere", "shown", cwd=str(checkout))
+    assert ended.code == 0 and "image_to_text_R@1" in ended.out, ended.out
 
 
 def run(commands: Commands, words: list[str], folder: Path) -> Ended:

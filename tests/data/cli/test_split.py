@@ -280,7 +280,7 @@ def test_pack_of_images_in_two_parts(
     here(monkeypatch, "pack", table, f"out={tmp_path}/out", "val=0.1", "by=picture")
     printed = capsys.readouterr().out
     assert (
-        "60 samples in 1 shards" in printed
+        "60 samples in 2 shards" in printed
         and "val   6 of 60 rows (10.0%)" in printed
         and "in both parts: 0 pictures" in printed
     )
