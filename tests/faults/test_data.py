@@ -15,7 +15,7 @@ from typing import Any
 
 import psutil
 import pytest
-from harness import Job, Jobs, Outcome, flip, ids_of_steps
+from harness import Job, Jobs, Outcome, flip, ids_of_steps, newest_whole
 from helpers.cli import Commands
 from helpers.data_cli import code_of
 from helpers.shards import BLOCK, Member, headers_of, index_shard, overwrite, write_tar
@@ -140,9 +140,15 @@ def test_a_very_long_image_is_an_image_like_any_other(jobs: Jobs, tmp_path: Path
     assert not ledger(jobs.run(1, keys))
 
 
-def test_an_evaluation_stops_at_a_bad_sample(jobs: Jobs, tmp_path: Path) -> None:
-    job = jobs.start(2, {"data.val": emoji(tmp_path / "a.tar", [60], 64), "steps": 1, "data.workers": 1})
+def test_an_evaluation_stops_at_a_bad_sample_and_goes_on_when_it_is_mended(jobs: Jobs, tmp_path: Path) -> None:
+    """The training is not lost: the last step is saved before its evaluation."""
+    keys = {"data.val": emoji(tmp_path / "a.tar", [60], 64), "steps": 1, "data.workers": 1}
+    job = jobs.start(2, keys)
     told(job.ends(), 3, "a.tar: sample '", "no sound JPEG")
+    assert newest_whole(job.run) == 1 and len(losses(job.run)) == 1
+    emoji(tmp_path / "a.tar", samples=64)
+    jobs.run(2, keys)
+    assert len(losses(job.run)) == 1 and [r for r in records(job.run) if any(k.startswith("val/") for k in r)]
 
 
 # Damage that comes after the index was made --------------------------------------------------------------------------

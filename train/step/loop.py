@@ -33,7 +33,7 @@ def fit(
 
     Returns (how the run ended, "finished" or "preempted"; the number of finished optimiser steps). A checkpoint is
     written every schedule.save_every steps, after a best evaluation, after one that an earlier start owed, and after
-    the last step. If a stop is requested, the last checkpoint is written at once and the run is "preempted". Raises
+    the last step, before its evaluation and after it. If a stop is requested, the last checkpoint is written at once and the run is "preempted". Raises
     ValueError if `batches` ends before the run does, or has more batches than these steps.
 
     batches: one per step. step(batch, index): takes optimiser step `index` and returns its scalars. monitor: observes
@@ -58,6 +58,8 @@ def fit(
             if done > schedule.first_step and should_stop():  # before an evaluation: it may outlast a preempted job
                 raise Stopped
             if owed:
+                if schedule.first_step < done == schedule.total_steps:  # an evaluation that fails loses no training
+                    save(done, owed, True)
                 results = evaluate(done)  # if it raises Stopped, the checkpoint says that the evaluation is still due
                 if results:
                     logger.log(done, results)
