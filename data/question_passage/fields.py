@@ -90,3 +90,11 @@ def finite(value: Any, where: str, most: float = sys.float_info.max) -> float:
     if isinstance(number, bool) or not isinstance(number, int | float) or not abs(number) <= most:
         raise BadRow("no score", f"{where} is {value!r:.80}, no finite number")
     return float(number)
+
+
+def label_of(fields: Fields, name: str) -> str:
+    """Return the class label of a row, the value of its field `name`, as text. Raises BadRow if the field is missing or
+    null."""
+    if fields.get(name) is None:
+        raise BadRow("no label", f"it has no '{name}'; its fields are {named(fields)}.{nearest(name, fields)}")
+    return str(fields[name])

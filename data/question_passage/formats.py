@@ -32,7 +32,7 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any
 
-from dyad.data.base.errors import BadRow, nearest
+from dyad.data.base.errors import BadRow
 from dyad.data.base.relevance import IfGiven, relevance_of
 from dyad.data.config import DataConfig, DrawnPositives, PassageConfig
 from dyad.data.question_passage.fields import Fields, finite, id_of, list_of, named, required_value, text_of, texts_of
@@ -120,15 +120,7 @@ def record_of(
     named_fields, teacher = (relevance, teacher), _score_field(fields, teacher)
     scored = [] if teacher else [name for name in SCORES if name in fields and name not in named_fields]
     if found.read_list is _texts_or_lists and scored:
-        negatives = found.lists(fields, found.hard_negatives)
-        objective = "distill_kl or margin_mse" if negatives else "cosent, as in the recipe sts"
-        raise BadRow(
-            "scored pairs",
-            f"{found.question}, {found.positives} and a {scored[0]}: most objectives take pairs that belong together, "
-            f"not similarities. data.teacher={scored[0]} learns the scores, by {objective}. Else leave out rows of low "
-            f"{scored[0]}, then data.columns=[{found.question},{found.positives}]. data.relevance={scored[0]} takes "
-            "values above 0 and at most 1 as weights: a pair of 0.05 is a weak positive, no negative",
-        )
+        raise _no_equal_pair(fields, found, scored[0])
     if isinstance(relevance, IfGiven) and (found.read_list is not _texts_or_lists or relevance not in fields):
         relevance = None
     text = _not_blank(text_of(fields[found.question], found.question), found.question)
@@ -155,6 +147,25 @@ def unknown_format(fields: Fields) -> BadRow:
     by_name = groupby(FORMATS, lambda each: each.name)
     known = "; ".join(f"{name}: {' or '.join(f'{f.question}, {f.positives}' for f in all_)}" for name, all_ in by_name)
     return BadRow("unknown format", f"its fields are {named(fields)}. Known are {known}; others by plugins=[…]")
+
+
+def _no_equal_pair(fields: Fields, found: QuestionFormat, score: str) -> BadRow:
+    """Return the error for a sentence-transformers row with the field `score`, one of SCORES, that no setting names."""
+    pair, columns = f"{found.question}, {found.positives} and a {score}", f"{found.question},{found.positives}"
+    if isinstance(fields[score], str) and not re.search(r"\d", fields[score]):
+        return BadRow(
+            "pairs of classes",
+            f"{pair}, {fields[score]!r:.80}: the name of a class is no score. Keep the rows of one class, such as "
+            f"entailment, then data.columns=[{columns}]. Leave out the others, or name their texts as hard negatives",
+        )
+    learns = "distill_kl or margin_mse" if found.lists(fields, found.hard_negatives) else "cosent, as in the recipe sts"
+    return BadRow(
+        "scored pairs",
+        f"{pair}: most objectives take pairs that belong together, not similarities. data.teacher={score} learns the "
+        f"scores, by {learns}. Else leave out rows of low {score}, then data.columns=[{columns}]. "
+        f"data.relevance={score} takes values above 0 and at most 1 as weights: a pair of 0.05 is a weak positive, "
+        "no negative",
+    )
 
 
 def query_of(fields: Fields) -> Question:
@@ -220,14 +231,6 @@ def _score_field(fields: Fields, teacher: str | None) -> str | None:
     if isinstance(teacher, AnyScore):
         return AnyScore(next((name for name in (teacher, *SCORES) if name in fields), teacher))
     return None if isinstance(teacher, IfGiven) else teacher
-
-
-def label_of(fields: Fields, name: str) -> str:
-    """Return the class label of a row, the value of its field `name`, as text. Raises BadRow if the field is missing or
-    null."""
-    if fields.get(name) is None:
-        raise BadRow("no label", f"it has no '{name}'; its fields are {named(fields)}.{nearest(name, fields)}")
-    return str(fields[name])
 
 
 def _passages(fields: Fields, name: str) -> list[Passage]:
@@ -371,7 +374,10 @@ def _score(entry: Any, where: str) -> float:
 
 NO_SCORE = "no score"  # kind of a BadRow
 LARGEST = 3.4e38  # score of a teacher, a float32
-SCORES = ("score", "scores", "label", "labels", "similarity_score")
+SCORES = (
+    *("score", "scores", "label", "labels", "similarity_score", "similarity", "relatedness_score", "is_duplicate"),
+    "gold_label",  # SNLI, MNLI: names of classes
+)
 PAIRS = (
     *(("anchor", "positive"), ("query", "positive"), ("question", "positive"), ("query", "answer")),
     *(("question", "answer"), ("query", "passage"), ("query", "document"), ("sentence1", "sentence2")),

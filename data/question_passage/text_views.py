@@ -22,8 +22,8 @@ from dyad.data.loading.replacement import Replacements, check_any
 from dyad.data.question_passage import fields as row_fields
 from dyad.data.question_passage.corpus import corpus_of
 from dyad.data.question_passage.dataset import TokenizeTexts, tokens
-from dyad.data.question_passage.fields import Fields
-from dyad.data.question_passage.formats import label_of, passage_of
+from dyad.data.question_passage.fields import Fields, label_of
+from dyad.data.question_passage.formats import passage_of
 from dyad.data.question_passage.passages import Passage
 from dyad.data.shards.content_keys import content_key
 from dyad.data.shards.rows import SUFFIXES, Rows

@@ -15,7 +15,7 @@ from dyad.data.base.errors import BadRow, ConfigError, DataError, nearest
 from dyad.data.base.json_text import read_json
 from dyad.data.config import DataConfig, ItemKind
 from dyad.data.image_text.items import LabelledSet
-from dyad.data.question_passage.formats import label_of
+from dyad.data.question_passage.fields import label_of
 from dyad.data.sequence.frames import Frames
 from dyad.data.sequence.histories import Histories
 from dyad.data.sequence.items import ItemFrames

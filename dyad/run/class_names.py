@@ -9,7 +9,7 @@ from typing import Any
 from dyad.data.base.errors import ConfigError, SampleError, nearest
 from dyad.data.image_text.sample import ShardSample
 from dyad.data.loading.class_batches import ClassNumbers
-from dyad.data.question_passage.formats import label_of
+from dyad.data.question_passage.fields import label_of
 from dyad.data.question_passage.passages import Passage
 from dyad.data.question_passage.text_views import open_texts, text_tokens
 from dyad.data.sequence.open import input_size

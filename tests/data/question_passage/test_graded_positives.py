@@ -80,6 +80,24 @@ def test_what_is_no_relevance_names_its_row(tmp_path: Path, fields: Fields, name
         opened(path, name)
 
 
+@pytest.mark.parametrize("name", ["similarity", "similarity_score", "relatedness_score", "is_duplicate"])
+def test_pairs_with_a_score_are_no_positives(tmp_path: Path, name: str) -> None:
+    path = write_lines(tmp_path / "a.jsonl", [{"sentence1": "x", "sentence2": "y", name: 1}])
+    with raises(DataError, "line 1", name, f"data.teacher={name}", "data.columns=[sentence1,sentence2]"):
+        opened(path, None)
+    assert opened(path, name)[0].relevance == [1.0]
+
+
+@pytest.mark.parametrize("label", ["entailment", "contradiction", "-"])
+@pytest.mark.parametrize("name", ["gold_label", "label"])
+def test_names_of_classes_are_no_scores(tmp_path: Path, name: str, label: str) -> None:
+    """Rows of SNLI and MNLI: of contradictions the texts do not belong together."""
+    path = write_lines(tmp_path / "a.jsonl", [{"sentence1": "x", "sentence2": "y", name: label}])
+    with raises(DataError, "line 1", name, repr(label), "class", "data.columns=[sentence1,sentence2]") as caught:
+        opened(path, None)
+    assert "data.teacher" not in str(caught.value) and "cosent" not in str(caught.value)
+
+
 def test_a_column_of_a_table(tmp_path: Path) -> None:
     """Texts of numbers; also beside columns that are named."""
     table = tmp_path / "pairs.csv"
