@@ -33,8 +33,9 @@ def fit(
 
     Returns (how the run ended, "finished" or "preempted"; the number of finished optimiser steps). A checkpoint is
     written every schedule.save_every steps, after a best evaluation, after one that an earlier start owed, and after
-    the last step, before its evaluation and after it. If a stop is requested, the last checkpoint is written at once and the run is "preempted". Raises
-    ValueError if `batches` ends before the run does, or has more batches than these steps.
+    the last step, before its evaluation and after it. If a stop is requested, the last checkpoint is written at once
+    and the run is "preempted". Raises ValueError if `batches` ends before the run does, or has more batches than these
+    steps.
 
     batches: one per step. step(batch, index): takes optimiser step `index` and returns its scalars. monitor: observes
     each step. diagnose(): returns further scalars of the last step, computed when the step is logged. evaluate(step):
