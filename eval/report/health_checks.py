@@ -49,7 +49,7 @@ CHECKS = {
     ),
     "above_guess < 0.1": Check(
         "The loss is that of guessing",
-        "The loss is {mi_bound:.2f} nats below log K = {log_k:.2f}, which a guess among the K candidates has.",
+        "log K minus the loss is {mi_bound:.2f} nats, log K = {log_k:.2f}. Of a guess among the K candidates it is 0.",
         "Are pairs right and keys those of the data (data.image_key, data.captions)? Then a lower optim.lr with "
         "optim.warmup=0.1",
         fails_above=-inf,
