@@ -146,7 +146,8 @@ def unknown_format(fields: Fields) -> BadFormat:
     """Return the error for a row of no known format. The message lists the fields of the row and the known formats."""
     by_name = groupby(FORMATS, lambda each: each.name)
     known = "; ".join(f"{name}: {' or '.join(f'{f.question}, {f.positives}' for f in all_)}" for name, all_ in by_name)
-    return BadFormat("unknown format", f"its fields are {named(fields)}. Known are {known}; others by plugins=[…]")
+    own = f"its fields are {named(fields)}. Name those of question and positive: data.columns=[QUESTION,POSITIVE]"
+    return BadFormat("unknown format", f"{own}. Known are {known}; others by plugins=[…]")
 
 
 def _no_equal_pair(fields: Fields, found: QuestionFormat, score: str) -> BadFormat:
