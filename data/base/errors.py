@@ -74,6 +74,11 @@ class BadRow(Exception):
         self.reason = reason
 
 
+class BadFormat(BadRow):
+    """Raised for a row without the fields that are read, or with others. Most rows of its file are then bad alike, so
+    where the first row is, messages do not advise to leave out bad rows."""
+
+
 class HardwareError(UserError):
     """An error for a fault of a device, a process group or another part of a machine. The message should name the rank
     or file.

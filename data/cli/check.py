@@ -391,10 +391,9 @@ def _finish(
     odd.print("warning")
     if bad.count:
         bad.print()
-        raise DataError(
-            f"{bad.count:,} problems in {rows:,} rows. Training refuses them. Without bad rows: python -m data pack "
-            f"{shlex.join(['::'.join(values), 'out=packed', *table_keys(options).as_args(), 'on_error=skip'])}"
-        )
+        pack = shlex.join(["::".join(values), "out=packed", *table_keys(options).as_args(), "on_error=skip"])
+        some = f" Without bad rows: python -m data pack {pack}" if bad.count < rows else ""
+        raise DataError(f"{bad.count:,} problems in {rows:,} rows. Training refuses them.{some}")
     if not rows:
         raise DataError(f"{'::'.join(values)}: there is no row.")
     return rows

@@ -182,10 +182,9 @@ def first_row(table: Table) -> Fields:
 def require_images(sources: Sequence[str], options: TableKeys, key: str) -> None:
     """Raise ConfigError for a source that `kind_of` takes for images only because it recognises nothing in it.
 
-    That is one whose first part is a table without a column of images, or a .jsonl file with a readable row. The
-    message lists the columns or fields, which it calls unknown, so call it only for the kind images. Tars pass. key:
-    the name of the argument, for messages. Also raises ConfigError for a missing column that options.columns names, and
-    as `tables_and_files` does.
+    Its first part is a table without a column of images, or a .jsonl or .tsv file with a readable row. The message
+    calls its columns or fields unknown, so call it only for the kind images. Tars pass. key: name of the argument, for
+    messages. Also raises ConfigError for a missing column of options.columns, and as `tables_and_files` does.
     """
     tables, files = tables_and_files(sources[0], options, key)
     if tables:
@@ -195,12 +194,14 @@ def require_images(sources: Sequence[str], options: TableKeys, key: str) -> None
             f"{tables[0].path}: its columns {row_fields.named(tables[0].columns)} have no known names. Name those of "
             "images and captions, or of questions and passages: columns=[…]"
         )
-    if not tables and shard_name(file := _first_of(files)).endswith(".jsonl"):
+    top = "If the first line is a row, put a line of column names on top, such as question<TAB>positive."
+    advice = {".tsv": top, ".jsonl": "Pairs of an image and its caption are checked when they are packed."}
+    if not tables and (suffix := os.path.splitext(shard_name(file := _first_of(files)))[1]) in advice:
         with suppress(OSError):
             if fields := first_row(open_table(file)):
                 raise ConfigError(
-                    f"{file}: {formats.unknown_format(fields)}; passages: text, and one of {', '.join(PASSAGE_IDS)}."
-                    " Pairs of an image and its caption are checked when they are packed."
+                    f"{file}: {formats.unknown_format(fields)}; passages: text, and one of {', '.join(PASSAGE_IDS)}. "
+                    f"{advice[suffix]}"
                 )
 
 
@@ -215,8 +216,7 @@ def _kind_of_file(file: str) -> tuple[InputKind | None, str]:
     if suffix == ".json":  # an array, which holds questions unless its first row is a passage
         rows = _open([file])
         fields = rows.fields(0) if len(rows) else {}
-        is_passage = _kind_of_fields(fields) is InputKind.passages
-        return InputKind.passages if is_passage else InputKind.questions, f"fields {row_fields.named(fields)}"
+        return _kind_of_fields(fields) or InputKind.questions, f"fields {row_fields.named(fields)}"
     fields = first_row(open_table(file))
     return _kind_of_fields(fields), f"fields {row_fields.named(fields)}"
 

@@ -6,7 +6,7 @@ from contextlib import suppress
 from itertools import islice
 from typing import Any
 
-from dyad.data.base.errors import BadRow, nearest
+from dyad.data.base.errors import BadFormat, BadRow, nearest
 
 Fields = Mapping[str, Any]
 NAMED = 20  # fields that a message lists
@@ -73,9 +73,9 @@ def id_of(fields: Fields, names: Sequence[str], where: str) -> str | None:
 
 def required_value(fields: Fields, name: str, where: str, kind: str) -> Any:
     """Return the value of the field `name`, which may be null. where: location of the fields, for the message. Raises
-    BadRow of the kind `kind`, such as "no score", if there is no such field."""
+    BadFormat of the kind `kind`, such as "no score", if there is no such field."""
     if name not in fields:
-        raise BadRow(kind, f"{where} has no '{name}'.{nearest(name, fields)} Its fields are {named(fields)}")
+        raise BadFormat(kind, f"{where} has no '{name}'.{nearest(name, fields)} Its fields are {named(fields)}")
     return fields[name]
 
 

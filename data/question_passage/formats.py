@@ -32,7 +32,7 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any
 
-from dyad.data.base.errors import BadRow
+from dyad.data.base.errors import BadFormat, BadRow
 from dyad.data.base.relevance import IfGiven, relevance_of
 from dyad.data.config import DataConfig, DrawnPositives, PassageConfig
 from dyad.data.question_passage.fields import Fields, finite, id_of, list_of, named, required_value, text_of, texts_of
@@ -142,24 +142,25 @@ def record_of(
     return Record(question, *lists, relevance=None if told is None else [relevance_of(*told[i]) for i in chosen])
 
 
-def unknown_format(fields: Fields) -> BadRow:
+def unknown_format(fields: Fields) -> BadFormat:
     """Return the error for a row of no known format. The message lists the fields of the row and the known formats."""
     by_name = groupby(FORMATS, lambda each: each.name)
     known = "; ".join(f"{name}: {' or '.join(f'{f.question}, {f.positives}' for f in all_)}" for name, all_ in by_name)
-    return BadRow("unknown format", f"its fields are {named(fields)}. Known are {known}; others by plugins=[…]")
+    own = f"its fields are {named(fields)}. Name those of question and positive: data.columns=[QUESTION,POSITIVE]"
+    return BadFormat("unknown format", f"{own}. Known are {known}; others by plugins=[…]")
 
 
-def _no_equal_pair(fields: Fields, found: QuestionFormat, score: str) -> BadRow:
+def _no_equal_pair(fields: Fields, found: QuestionFormat, score: str) -> BadFormat:
     """Return the error for a sentence-transformers row with the field `score`, one of SCORES, that no setting names."""
     pair, columns = f"{found.question}, {found.positives} and a {score}", f"{found.question},{found.positives}"
     if isinstance(fields[score], str) and not re.search(r"\d", fields[score]):
-        return BadRow(
+        return BadFormat(
             "pairs of classes",
             f"{pair}, {fields[score]!r:.80}: the name of a class is no score. Keep the rows of one class, such as "
             f"entailment, then data.columns=[{columns}]. Leave out the others, or name their texts as hard negatives",
         )
     learns = "distill_kl or margin_mse" if found.lists(fields, found.hard_negatives) else "cosent, as in the recipe sts"
-    return BadRow(
+    return BadFormat(
         "scored pairs",
         f"{pair}: most objectives take pairs that belong together, not similarities. data.teacher={score} learns the "
         f"scores, by {learns}. Else leave out rows of low {score}, then data.columns=[{columns}]. "
@@ -303,6 +304,9 @@ def _with_scores(fields: Fields, name: str, found: QuestionFormat, lists: Sequen
     if found.read_list is _passages:
         scores = [_of_passages(fields, own, name, NO_SCORE) if own else [] for own in names]
     elif found.read_list is _passage_texts:
+        given = [field.removeprefix("pos_") for field in fields if field.startswith("pos_")]
+        if given and name not in given:
+            raise BadFormat(NO_SCORE, f"the row has no 'pos_{name}': pos_{given[0]} is read by data.teacher={given[0]}")
         scores = [
             _of_texts(fields, f"{own}_{name}", [count]) if own else [] for own, count in zip(names, counts, strict=True)
         ]

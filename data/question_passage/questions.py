@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from dyad.data.base.errors import BadRow, ConfigError, DataError
+from dyad.data.base.errors import BadFormat, BadRow, ConfigError, DataError
 from dyad.data.base.progress import print_once
 from dyad.data.config import DataConfig, DrawnPositives, PassageConfig
 from dyad.data.question_passage import judgements
@@ -275,7 +275,7 @@ class RowQuestions:
             key = "".join(f" {name}={shlex.quote(value)}" for name, value in told.items() if value is not None)
             pack = f"python -m data pack {file} out=packed to=dpr{key} on_error=skip"
             # pack reads scores of one field, of rows with negatives too
-            by_pack = not isinstance(self.teacher, AnyScore | PairScore)
+            by_pack = not isinstance(self.teacher, AnyScore | PairScore) and (i > 0 or not isinstance(error, BadFormat))
             hint = f". Rows like this one are left out by: {pack}" if by_pack else ""
             raise DataError(f"{self.rows.where(i)}: {error}{hint}") from None
         question_id = record.question.id or key_name(record.question.key)

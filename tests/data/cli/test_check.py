@@ -151,7 +151,7 @@ def test_check_says_no_to_what_training_refuses(
     (tmp_path / "x.jsonl").write_text('{"left": "a", "right": "b", "wrong": "c"}\n' * 3)
     assert code_of(monkeypatch, "check", tmp_path / "x.jsonl") == 2
     error = capsys.readouterr().err
-    assert "its fields are left, right, wrong. Known are Tevatron with ids: query_text, " in error
+    assert "its fields are left, right, wrong. Name those of question and positive: data.columns=" in error
     (tmp_path / "none.jsonl").touch()
     write_tar(tmp_path / "none.tar", [])
     for empty in ("none.jsonl", "none.tar"):

@@ -160,6 +160,15 @@ def test_index_of_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: 
     assert f"{tmp_path}/psgs.tsv: offset 20: line 3 has 2 columns, the first line has 3" in capsys.readouterr().out
 
 
+def test_a_table_of_pairs_without_column_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "plain.tsv"
+    path.write_text("what is red\ta stone\nwhat is blue\tthe sky\n")
+    with raises(ConfigError, "plain.tsv", "what is red, a stone", "column names", "question<TAB>positive"):
+        here(monkeypatch, "check", path)
+    path.write_text("question\tpositive\n" + path.read_text())
+    here(monkeypatch, "check", path)
+
+
 def test_a_manifest_does_not_replace_a_shard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Under any name of the file."""
     shard, link = dpr_file(tmp_path / "nq.json"), tmp_path / "link.json"

@@ -65,10 +65,7 @@ def test_the_best_of_scored_candidates(tmp_path: Path) -> None:
         ({**FLAG, "pos_scores": [0.5]}, "pos_scores", ("pos_scores", "1", "2")),
         ({**FLAG, "pos_scores": "high"}, "pos_scores", ("pos_scores", "'high'")),
         ({**FLAG, "pos_scores": None}, "pos_scores", ("pos_scores", "None")),
-        (FLAG, "pos_score", ("'pos_score'", "'pos_scores'")),
-        (DPR, "wight", ("positive_ctxs[0]", "'wight'", "'weight'")),
         ({**PAIR, "score": float("nan")}, "score", ("nan",)),
-        ({**PAIR, "label": 1}, "score", ("label", "sentence1,sentence2")),
     ],
 )
 def test_what_is_no_relevance_names_its_row(tmp_path: Path, fields: Fields, name: str, named: tuple[str, ...]) -> None:
@@ -78,6 +75,24 @@ def test_what_is_no_relevance_names_its_row(tmp_path: Path, fields: Fields, name
         opened(path, None)
     with raises(DataError, "a.jsonl", "line 1", f"relevance={name} on_error=skip", *named):
         opened(path, name)
+
+
+@pytest.mark.parametrize(
+    ("fields", "name", "named"),
+    [
+        (FLAG, "pos_score", ("'pos_score'", "'pos_scores'")),
+        (DPR, "wight", ("positive_ctxs[0]", "'wight'", "'weight'")),
+        ({**PAIR, "label": 1}, "score", ("label", "sentence1,sentence2")),
+    ],
+)
+def test_fields_that_do_not_fit_are_named(tmp_path: Path, fields: Fields, name: str, named: tuple[str, ...]) -> None:
+    """A later row may be left out; of the first row all others are like it."""
+    good = {**FLAG, name: [0.5, 1.0]}
+    with raises(DataError, "line 2", f"relevance={name} on_error=skip", *named):
+        opened(write_lines(tmp_path / "b.jsonl", [good, fields]), name)
+    with raises(DataError, "a.jsonl", "line 1", *named) as caught:
+        opened(write_lines(tmp_path / "a.jsonl", [fields, good]), name)
+    assert "on_error" not in str(caught.value)
 
 
 @pytest.mark.parametrize("name", ["similarity", "similarity_score", "relatedness_score", "is_duplicate"])

@@ -274,6 +274,15 @@ def test_bad_rows_are_named_with_their_line(tmp_path: Path, fields: Fields, name
     assert "\n" not in str(caught.value)
 
 
+def test_fields_of_other_names_are_read_by_data_columns(tmp_path: Path) -> None:
+    path = write_lines(tmp_path / "a.jsonl", [{"query": "q", "response": "r"}])
+    with raises(DataError, "line 1", "query, response", "data.columns=[QUESTION,POSITIVE]") as caught:
+        opened(path)
+    assert "on_error" not in str(caught.value)
+    rows = open_questions(str(path), DataConfig(columns=["query", "response"]))
+    assert (rows.row(0).question.text, rows.row(0).positives[0].text) == ("q", "r")
+
+
 def test_bad_rows_of_an_array_and_a_shard(tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text(json.dumps([FLAG, {"query": "q", "pos": []}], indent=1))
     with raises(DataError, "a.json", "row 2"):

@@ -69,12 +69,10 @@ def test_every_format(tmp_path: Path, fields: Fields, name: str, want: list[list
 @pytest.mark.parametrize(
     ("fields", "name", "named"),
     [
-        (FLAG, "score", ("'pos_score'", "'pos_scores'")),
         ({**FLAG, "pos_scores": [1.0]}, "scores", ("pos_scores", "1", "2")),
         ({**FLAG, "neg_scores": [float("nan")]}, "scores", ("neg_scores[0]", "nan")),
         ({**FLAG, "neg_scores": [1e39]}, "scores", ("neg_scores[0]", "1e+39")),
         ({**FLAG, "neg_scores": [True]}, "scores", ("neg_scores[0]", "True")),
-        ({**DPR, "positive_ctxs": [{"text": "a"}]}, "score", ("positive_ctxs[0]", "'score'")),
         ({**LISTED, "labels": [1, 2]}, "labels", ("labels", "2", "3")),
         ({**LISTED, "labels": 1.5}, "labels", ("labels", "1.5", "3")),
         ({**PAIRED, "label": "high"}, "label", ("label", "'high'")),
@@ -86,6 +84,27 @@ def test_what_is_no_score_names_its_row(tmp_path: Path, fields: Fields, name: st
     path = write_lines(tmp_path / "a.jsonl", [fields])
     with raises(DataError, "a.jsonl", "line 1", f"teacher={name} on_error=skip", *named):
         opened(path, name)
+
+
+@pytest.mark.parametrize(
+    ("fields", "name", "named"),
+    [
+        (FLAG, "score", ("'pos_score'", "data.teacher=scores")),
+        (FLAG, "pos_scores", ("'pos_pos_scores'", "data.teacher=scores")),
+        ({**DPR, "positive_ctxs": [{"text": "a"}]}, "score", ("positive_ctxs[0]", "'score'")),
+    ],
+    ids=str,
+)
+def test_a_first_row_without_the_field_is_not_left_out_by_pack(
+    tmp_path: Path, fields: Fields, name: str, named: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All rows lack it then; a later row alone may be left out."""
+    path = write_lines(tmp_path / "a.jsonl", [fields, fields])
+    with raises(DataError, "a.jsonl", "line 1", *named) as caught:
+        opened(path, name)
+    checked = ended(monkeypatch, "check", path, f"teacher={name}")
+    assert checked.returncode == 3 and named[1] in checked.stdout
+    assert "on_error" not in str(caught.value) + checked.stderr
 
 
 def test_sources_without_scores_are_refused(tmp_path: Path) -> None:
