@@ -317,7 +317,7 @@ def _with_scores(fields: Fields, name: str, found: QuestionFormat, lists: Sequen
     return tuple([replace(p, teacher=finite(*s, LARGEST)) for p, s in zip(*each, strict=True)] for each in pairs)
 
 
-def training_score(config: DataConfig) -> str | None:
+def score_field(config: DataConfig) -> str | None:
     """Return data.teacher as `record_of` takes it: as a PairScore if training makes one pair of a row."""
     is_pair = not config.negatives.per_row and config.passage.positives is not DrawnPositives.all
     return PairScore(config.teacher) if is_pair and type(config.teacher) is str else config.teacher

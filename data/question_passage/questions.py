@@ -18,7 +18,7 @@ from dyad.data.base.progress import print_once
 from dyad.data.config import DataConfig, DrawnPositives, PassageConfig
 from dyad.data.question_passage import judgements
 from dyad.data.question_passage.corpus import Corpus, CorpusPassages, PassageList, corpus_files, corpus_of, open_corpus
-from dyad.data.question_passage.formats import AnyScore, PairScore, Record, query_of, record_of, training_score
+from dyad.data.question_passage.formats import AnyScore, PairScore, Record, query_of, record_of, score_field
 from dyad.data.question_passage.passages import InlinePassages, Passage, Question
 from dyad.data.shards.content_keys import Int64s, hash_ids, json_digest, key_name
 from dyad.data.shards.index_cache import cached_array
@@ -114,7 +114,7 @@ def open_questions(value: str | Sequence[str], config: DataConfig, key: str = "d
             graded = config.relevance is not None
             return BeirQuestions(local_path(path), config.question.split, shared, key, graded)
         rows = open_rows(files_of([path], key, SUFFIXES, prepared))
-        return RowQuestions(rows, config.passage, shared, config.relevance, training_score(config))
+        return RowQuestions(rows, config.passage, shared, config.relevance, score_field(config))
 
     rows = QuestionRows([opened(source.path) for source in written], written, shared)
     for line in filter(None, (source.left_out for source in rows.sources)):
@@ -124,7 +124,7 @@ def open_questions(value: str | Sequence[str], config: DataConfig, key: str = "d
 
 def record_reader(config: DataConfig) -> Callable[[dict[str, Any]], Record]:
     """Return the function that parses the fields of a row as `config` says; it raises BadRow as `record_of` does."""
-    return lambda fields: record_of(fields, config.passage, config.relevance, training_score(config))
+    return lambda fields: record_of(fields, config.passage, config.relevance, score_field(config))
 
 
 def is_beir(path: str) -> bool:
