@@ -24,6 +24,7 @@ from dyad.data.loading.loader import BatchSource
 from dyad.data.loading.order import Order
 from dyad.data.question_passage.catalogue import passage_catalogue
 from dyad.data.question_passage.dataset import QuestionPassage
+from dyad.data.question_passage.formats import PairScore
 from dyad.data.question_passage.negatives import MinedNegatives
 from dyad.data.question_passage.prompts import PromptAnswers
 from dyad.data.question_passage.questions import QuestionRows, open_questions
@@ -189,10 +190,12 @@ def _of_questions(
 
     dataset_class: the class of the dataset. If data.negatives.file is given, the dataset has its mined hard negatives.
     """
-    passage, negatives = config.data.passage, config.data.negatives
+    data, passage, negatives = config.data, config.data.passage, config.data.negatives
+    if data.teacher is not None and config.objective.inputs == "scored pairs":
+        data = replace(data, teacher=PairScore(data.teacher))
     if negatives.refresh_every:
         check_spec(negatives.mining.index)
-    questions = open_questions(config.data.train, config.data)
+    questions = open_questions(data.train, data)
     mined = MinedNegatives(negatives.file, questions) if negatives.file else None
     dataset = dataset_class(questions, model.tokenize, config.data, config.seed, mined)
     fingerprint = hashlib.sha256(f"{questions.fingerprint} {mined.fingerprint if mined else ''}".encode()).hexdigest()

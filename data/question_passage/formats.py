@@ -34,7 +34,7 @@ from typing import Any
 
 from dyad.data.base.errors import BadFormat, BadRow
 from dyad.data.base.relevance import IfGiven, relevance_of
-from dyad.data.config import DataConfig, DrawnPositives, PassageConfig
+from dyad.data.config import PassageConfig
 from dyad.data.question_passage.fields import Fields, finite, id_of, list_of, named, required_value, text_of, texts_of
 from dyad.data.question_passage.passages import Passage, Question
 
@@ -45,8 +45,8 @@ PASSAGE_FIELDS = (*PASSAGE_IDS, "text", "contents", "title")
 
 
 class PairScore(str):
-    """The setting data.teacher, in the form for training data of which each row is one pair. The type PairScore instead
-    of str says that a row with negatives is refused: of their scores nothing would be learned."""
+    """The setting data.teacher of an objective that learns the score of a pair. By this type instead of str, a row with
+    negatives is refused: of their scores nothing would be learned."""
 
 
 class AnyScore(str):
@@ -315,12 +315,6 @@ def _with_scores(fields: Fields, name: str, found: QuestionFormat, lists: Sequen
         scores = [told[: counts[0]], [], told[counts[0] :]]
     pairs = zip(lists, scores, strict=True)
     return tuple([replace(p, teacher=finite(*s, LARGEST)) for p, s in zip(*each, strict=True)] for each in pairs)
-
-
-def score_field(config: DataConfig) -> str | None:
-    """Return data.teacher as `record_of` takes it: as a PairScore if training makes one pair of a row."""
-    is_pair = not config.negatives.per_row and config.passage.positives is not DrawnPositives.all
-    return PairScore(config.teacher) if is_pair and type(config.teacher) is str else config.teacher
 
 
 def teacher_fields(teacher: str | None) -> tuple[str, ...]:

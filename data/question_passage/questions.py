@@ -18,7 +18,7 @@ from dyad.data.base.progress import print_once
 from dyad.data.config import DataConfig, DrawnPositives, PassageConfig
 from dyad.data.question_passage import judgements
 from dyad.data.question_passage.corpus import Corpus, CorpusPassages, PassageList, corpus_files, corpus_of, open_corpus
-from dyad.data.question_passage.formats import AnyScore, PairScore, Record, query_of, record_of, score_field
+from dyad.data.question_passage.formats import AnyScore, PairScore, Record, query_of, record_of
 from dyad.data.question_passage.passages import InlinePassages, Passage, Question
 from dyad.data.shards.content_keys import Int64s, hash_ids, json_digest, key_name
 from dyad.data.shards.index_cache import cached_array
@@ -80,7 +80,7 @@ def named_files(value: str | Sequence[str], config: DataConfig, key: str = "data
     """
     if config.passage.corpus:
         corpus_files(config.passage.corpus, "data.passage.corpus", checked_tables(TableOptions()))
-    named, tables = list[str](), checked_tables(table_options(config), record_reader(config))
+    named, tables = list[str](), checked_tables(table_options(config), _row_check(config))
     written = written_sources(value, key)
     if key not in PREFIXED:
         refuse_prefixes(written, key)
@@ -102,7 +102,7 @@ def open_questions(value: str | Sequence[str], config: DataConfig, key: str = "d
     """
     named_files(value, config, key)
     shared = open_corpus(config.passage.corpus, "data.passage.corpus") if config.passage.corpus else None
-    prepared, written = prepared_tables(table_options(config), record_reader(config)), written_sources(value, key)
+    prepared, written = prepared_tables(table_options(config), _row_check(config)), written_sources(value, key)
 
     def opened(path: str) -> QuestionSource:
         if is_beir(path):
@@ -114,7 +114,7 @@ def open_questions(value: str | Sequence[str], config: DataConfig, key: str = "d
             graded = config.relevance is not None
             return BeirQuestions(local_path(path), config.question.split, shared, key, graded)
         rows = open_rows(files_of([path], key, SUFFIXES, prepared))
-        return RowQuestions(rows, config.passage, shared, config.relevance, score_field(config))
+        return RowQuestions(rows, config.passage, shared, config.relevance, config.teacher)
 
     rows = QuestionRows([opened(source.path) for source in written], written, shared)
     for line in filter(None, (source.left_out for source in rows.sources)):
@@ -122,9 +122,8 @@ def open_questions(value: str | Sequence[str], config: DataConfig, key: str = "d
     return rows
 
 
-def record_reader(config: DataConfig) -> Callable[[dict[str, Any]], Record]:
-    """Return the function that parses the fields of a row as `config` says; it raises BadRow as `record_of` does."""
-    return lambda fields: record_of(fields, config.passage, config.relevance, score_field(config))
+def _row_check(config: DataConfig) -> Callable[[dict[str, Any]], object]:
+    return lambda fields: record_of(fields, config.passage, config.relevance, config.teacher)
 
 
 def is_beir(path: str) -> bool:

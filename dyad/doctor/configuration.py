@@ -28,10 +28,9 @@ from dyad.data.config import Mode, NegativeList
 from dyad.data.image_text.sample import ShardSample
 from dyad.data.image_text.stream import first_sample
 from dyad.data.loading.negatives import LOOKED_AT
-from dyad.data.question_passage.formats import query_of
+from dyad.data.question_passage.formats import query_of, record_of
 from dyad.data.question_passage.judgements import queries_of
 from dyad.data.question_passage.negatives import no_negatives_message
-from dyad.data.question_passage.questions import record_reader
 from dyad.data.question_passage.text_views import text_of
 from dyad.data.sequence.dataset import NEXT, OWN
 from dyad.data.sequence.open import input_size, open_sequences
@@ -220,7 +219,7 @@ def _check_row(fields: dict[str, Any], where: str, config: TrainConfig) -> bool:
         elif QUERIES in where:
             query_of(fields)
         else:
-            record = record_reader(config.data)(fields)
+            record = record_of(fields, config.data.passage, config.data.relevance, config.data.teacher)
             return any(getattr(record, name, ()) for name in config.data.negatives.lists)
     except BadRow as bad:
         raise DataError(f"{where}: {bad}") from bad

@@ -16,10 +16,10 @@ from dyad.data.base.errors import BadRow, SampleError, UserError
 from dyad.data.base.findings import Finding, ok, warn
 from dyad.data.image_text.sample import ShardSample
 from dyad.data.question_passage.corpus import corpus_files, corpus_of
-from dyad.data.question_passage.formats import passage_of, query_of
+from dyad.data.question_passage.formats import passage_of, query_of, record_of
 from dyad.data.question_passage.judgements import queries_of
 from dyad.data.question_passage.passages import Passage, Question, Rendered
-from dyad.data.question_passage.questions import is_beir, record_reader
+from dyad.data.question_passage.questions import is_beir
 from dyad.data.question_passage.text_views import text_of
 from dyad.data.shards.index import scan_stream
 from dyad.data.shards.rows import parse_row
@@ -150,7 +150,7 @@ def _listed(path: str, source: WrittenSource, config: TrainConfig) -> Iterator[Q
     names = ["positives", *[name for name in data.negatives.lists if data.negatives.per_row]]
 
     def texts(fields: Fields) -> list[Question | Passage]:
-        record = record_reader(data)(fields)
+        record = record_of(fields, data.passage, data.relevance, data.teacher)
         listed = (passage for name in names for passage in getattr(record, name, ()))
         passages = [replace(each, prefix=source.passage_prefix) for each in listed if isinstance(each, Passage)]
         return [replace(record.question, prefix=source.question_prefix), *passages]  # without ids of the corpus

@@ -136,15 +136,6 @@ def test_rows_without_the_hard_negatives_wanted(tmp_path: Path) -> None:
     assert worst(configuration.data(config)).level is Level.ok
 
 
-def test_rows_with_negatives_where_each_row_is_a_pair(tmp_path: Path) -> None:
-    rows = write_lines(
-        tmp_path / "lists.jsonl", [{"query": "a", "pos": ["b"], "neg": ["c"], "pos_s": [1], "neg_s": [0]}]
-    )
-    config = of(["experiment=sts", "model.text.name=x", f"data.train={rows}", "data.teacher=s"])
-    finding = worst(findings_of("data", lambda: configuration.data(config)))
-    assert is_told(finding, Level.fail, "no pair", "margin_mse")
-
-
 # Trackers and the run -------------------------------------------------------------------------------------------------
 
 
