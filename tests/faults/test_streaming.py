@@ -66,7 +66,7 @@ def test_a_stream_is_killed_and_loses_nothing(
     before, after = tmp_path / "before", tmp_path / "after"
     for folder in (before, after):
         folder.mkdir()
-    keys = {**KEYS, "data.train": shards, "data.id_key": "id", "steps": 30, "checkpoint.every": 5}
+    keys = {**KEYS, "data.train": shards, "data.id_key": "id", "steps": 60, "checkpoint.every": 5}
     job = jobs.start(2, keys, IDS=str(before))
     job.until(lambda: newest_whole(job.run) >= 10, "a checkpoint at step 10")
     job.kill()
@@ -75,8 +75,8 @@ def test_a_stream_is_killed_and_loses_nothing(
     outcome = again.ends()
     assert outcome.codes == [0] * world and not outcome.orphans, outcome.out
 
-    taken = [*ids(before, step), *ids(after, 30)]
-    assert len(taken) == 30 * 8 == len(losses(job.run)) * 8
+    taken = [*ids(before, step), *ids(after, 60)]
+    assert len(taken) == 60 * 8 == len(losses(job.run)) * 8
     state = streamed(job.run)
     assert state["first"] >= SHARDS and set(taken) == set(range(SHARDS * SIZE))
     beyond = SIZE * (state["first"] - SHARDS + len(state["through"])) + sum(count for _, count in state["taken"])
