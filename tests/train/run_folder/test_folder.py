@@ -81,7 +81,7 @@ def test_what_changes_memory_alone_may_change(norm: str, may: bool, tmp_path: Pa
     own = f"model.batch_norm={norm}"
     begun(configured(tmp_path, own), 10)
     check_run(configured(tmp_path, own, "model.grad_checkpointing=true"))
-    with nullcontext() if may else raises(ConfigError, "chunk_size: None there, 8 now"):
+    with nullcontext() if may else raises(ConfigError, "chunk_size: null there, 8 now"):
         check_run(configured(tmp_path, own, "chunk_size=8"))
 
 
