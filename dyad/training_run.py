@@ -80,7 +80,7 @@ class TrainingRun:
             global_batch_size=config.global_batch_size,
             world_size=self.world.size,
             log_every=config.tracking.every,
-            evaluate_every=config.eval.every if self.components.evaluators else 0,
+            evaluate_every=config.eval.every if self.components.evaluators else None,
             save_every=config.checkpoint.every,
             evaluation_owed=restored.metadata.get("evaluation_owed", False),
             steps_per_epoch=self.components.data.order.steps_per_epoch,

@@ -18,9 +18,9 @@ def total_steps(config: TrainConfig, steps_per_epoch: int) -> int:
 class RunSchedule:
     """The first and last step of a run, and how often it logs, evaluates and saves checkpoints, in optimiser steps.
 
-    first_step: finished steps at the start; total_steps: finished steps at the end. evaluate_every=0 means "at the
-    end only". evaluation_owed: whether an earlier start stopped before the evaluation that was due at first_step.
-    steps_per_epoch: optimiser steps of one pass over the data; only logged.
+    first_step: finished steps at the start; total_steps: finished steps at the end. evaluate_every=0 means "at the end
+    only", None "never". evaluation_owed: whether an earlier start stopped before the evaluation that was due at
+    first_step. steps_per_epoch: optimiser steps of one pass over the data; only logged.
     """
 
     first_step: int
@@ -28,17 +28,17 @@ class RunSchedule:
     global_batch_size: int
     world_size: int
     log_every: int
-    evaluate_every: int
+    evaluate_every: int | None
     save_every: int
     evaluation_owed: bool = False
     steps_per_epoch: int = 1
 
-    def due(self, step: int, every: int) -> bool:
-        """Whether an action is due after `step` finished steps; always True at the last step of the run.
+    def due(self, step: int, every: int | None) -> bool:
+        """Whether an action is due after `step` finished steps: at each multiple of its interval, and at the last.
 
-        every: the action's interval in steps; 0: at the last step only.
+        every: the action's interval in steps; 0: at the last step only; None: never.
         """
-        return step == self.total_steps or (every > 0 and step % every == 0)
+        return every is not None and (step == self.total_steps or (every > 0 and step % every == 0))
 
     def logs(self, step: int) -> bool:
         """Whether metrics are logged after `step` finished steps: after step 1, the last, and every `log_every`."""

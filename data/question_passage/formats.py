@@ -120,7 +120,7 @@ def record_of(
     named_fields, teacher = (relevance, teacher), _score_field(fields, teacher)
     scored = [] if teacher else [name for name in SCORES if name in fields and name not in named_fields]
     if found.read_list is _texts_or_lists and scored:
-        raise _no_equal_pair(fields, found, scored[0])
+        raise _scored_pair_error(fields, found, scored[0])
     if isinstance(relevance, IfGiven) and (found.read_list is not _texts_or_lists or relevance not in fields):
         relevance = None
     text = _not_blank(text_of(fields[found.question], found.question), found.question)
@@ -150,7 +150,7 @@ def unknown_format(fields: Fields) -> BadFormat:
     return BadFormat("unknown format", f"{own}. Known are {known}; others by plugins=[…]")
 
 
-def _no_equal_pair(fields: Fields, found: QuestionFormat, score: str) -> BadFormat:
+def _scored_pair_error(fields: Fields, found: QuestionFormat, score: str) -> BadFormat:
     """Return the error for a sentence-transformers row with the field `score`, one of SCORES, that no setting names."""
     pair, columns = f"{found.question}, {found.positives} and a {score}", f"{found.question},{found.positives}"
     if isinstance(fields[score], str) and not re.search(r"\d", fields[score]):

@@ -203,6 +203,12 @@ def test_an_interval_of_zero_or_longer_than_the_run_means_the_end() -> None:
     assert recorder.diary == [("owed", 6), ("evaluate", 6), ("last", 6)]
 
 
+def test_a_run_without_evaluations_saves_once_at_the_end() -> None:
+    recorder = Recorder({})
+    assert recorder.fit(RunSchedule(2, 6, 8, 1, log_every=10, evaluate_every=None, save_every=9), 4) == ("finished", 6)
+    assert recorder.diary == [("last", 6)]
+
+
 def test_an_owed_evaluation_comes_first() -> None:
     recorder = Recorder({"val/error": 1.0})
     schedule = RunSchedule(6, 6, 8, 1, log_every=1, evaluate_every=3, save_every=3, evaluation_owed=True)
