@@ -87,6 +87,13 @@ class Pairs:
         i, j = torch.cat(parts).unbind(1)
         return i - rows.start, j - columns.start
 
+    def fill_(self, scores: Tensor, rows: slice, columns: slice, value: float) -> None:
+        """Write `value` over this list's pairs in `scores`, (r, c), the tile of these slices of the score matrix."""
+        if self.own is not None:
+            scores.diagonal(self.own + rows.start - columns.start).fill_(value)
+        elif (pairs := self.within(rows, columns)) is not None:
+            scores[pairs] = value
+
     @cached_property
     def _by_tile(self) -> tuple[Tensor, dict[tuple[int, int], slice]]:
         """This list of P pairs sorted by tile, (P, 2), and where each tile's pairs are in the sorted list.
@@ -172,8 +179,8 @@ class Exclusion:
         mask = torch.zeros(shape, dtype=torch.bool, device=given[0].device) if whole is None else whole
         for equal in found:
             mask[:, : equal.shape[1]] |= equal
-        if self.kept and (kept := self.kept.within(rows, columns)):
-            mask[kept] = False
+        if self.kept:
+            self.kept.fill_(mask, rows, columns, False)
         if others is not None:
             mask |= others
         if dropped:
@@ -292,12 +299,12 @@ class Tiles:
         if (e := self.exclusion) is None:
             return
         alone = None if e.keys or e.known or e.owners else e.dropped
-        if alone and alone.own is not None:  # a diagonal of the tile
-            for s in scores:
-                s.diagonal(alone.own + rows.start - columns.start).fill_(value)
-        elif (index := alone.within(rows, columns) if alone else e.mask(rows, columns)) is not None:
-            for s in scores:
-                s[index] = value
+        mask = None if alone else e.mask(rows, columns)
+        for s in scores:
+            if alone:
+                alone.fill_(s, rows, columns, value)
+            elif mask is not None:
+                s[mask] = value
 
     def left_out(self, rows: slice, columns: slice) -> Tensor | None:
         """Return a bool mask (r, c) of a tile, True for pairs that the sums leave out; None: no pair is left out.
