@@ -37,7 +37,8 @@ def test_rank_0_ends_before_the_others_have_met_it(jobs: Jobs) -> None:
 
 
 def test_rank_0_is_killed_while_another_waits_with_it(jobs: Jobs) -> None:
-    job = jobs.start(3, {}, coming=[0, 1])
+    # torch reports a broken connection at once, and connects again until the timeout if no answer had come by it
+    job = jobs.start(3, {"dist.start_timeout": 8}, coming=[0, 1])
     job.until(lambda: has_socket(job.ranks()[1], CONNECTED), "the connection")
     job.signal(SIGKILL, rank=0)
     outcome = job.ends(within=20)
