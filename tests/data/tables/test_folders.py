@@ -249,6 +249,19 @@ def test_a_sample_is_named_by_the_file_of_the_user(tmp_path: Path) -> None:
     assert ShardSample.read(opened(own), 0).where == f"{own}: sample 'a/0'"
 
 
+@pytest.mark.parametrize("place", ["", "annotations"])
+@pytest.mark.parametrize("beside", [True, False])
+def test_the_file_of_the_captions_of_coco_is_named(place: str, beside: bool, tmp_path: Path) -> None:
+    """A folder of images, or one with folders of images, does not say which captions are meant."""
+    images_in(tmp_path / "in" if beside else tmp_path / "in/val2017")
+    (tmp_path / "in" / place).mkdir(exist_ok=True)
+    for name in ("instances", "captions"):
+        (tmp_path / "in" / place / f"{name}_val2017.json").write_text('{"info": {}, "images": [], "annotations": []}')
+    options = table_options(DataConfig(), captioned=True)
+    with raises(ConfigError, tmp_path / "in", tmp_path / "in" / place / "captions_val2017.json"):
+        parse_sources(str(tmp_path / "in"), tables=checked_tables(options))
+
+
 def test_an_earlier_shard_that_cannot_be_deleted_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = images_in(tmp_path / "in")
     first = Path(shards_of(folder).indexes[0].path)
