@@ -144,10 +144,15 @@ def record_of(
 
 def unknown_format(fields: Fields) -> BadFormat:
     """Return the error for a row of no known format. The message lists the fields of the row and the known formats."""
+    own = f"its fields are {named(fields)}. Name those of question and positive: data.columns=[QUESTION,POSITIVE]"
+    return BadFormat("unknown format", f"{own}. {known_formats()}")
+
+
+def known_formats() -> str:
+    """Return the names of the known formats and of their fields, for a message."""
     by_name = groupby(FORMATS, lambda each: each.name)
     known = "; ".join(f"{name}: {' or '.join(f'{f.question}, {f.positives}' for f in all_)}" for name, all_ in by_name)
-    own = f"its fields are {named(fields)}. Name those of question and positive: data.columns=[QUESTION,POSITIVE]"
-    return BadFormat("unknown format", f"{own}. Known are {known}; others by plugins=[…]")
+    return f"Known are {known}; others by plugins=[…]"
 
 
 def _scored_pair_error(fields: Fields, found: QuestionFormat, score: str) -> BadFormat:
