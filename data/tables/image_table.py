@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 from unicodedata import normalize
@@ -47,8 +48,11 @@ class TableOptions:
         """Return these options unchanged; raise ConfigError when the table lacks a column in self.columns."""
         for name in self.columns:
             if name not in table.columns:
+                inner, cells = name.rpartition(".")[2], chain.from_iterable(row.items() for row in table.head())
+                inside = next((each for each, cell in cells if isinstance(cell, Mapping) and inner in cell), None)
+                hint = f" '{inner}' is inside of '{inside}': make it a column." if inside else ""
                 raise ConfigError(
-                    f"{table.path}: no column '{name}'.{nearest(name, table.columns)} Its columns are "
+                    f"{table.path}: no column '{name}'.{nearest(name, table.columns)}{hint} Its columns are "
                     f"{', '.join(table.columns)}: set {self.prefix}columns=[…]"
                 )
         return self

@@ -217,6 +217,7 @@ def write_scored(folder: Path) -> Path:
 
 def test_what_cannot_be_read_is_one_line(tmp_path: Path) -> None:
     unknown = write_csv(tmp_path / "odd.csv", [{"left": "a", "right": "b"}])
+    nested = write_lines(tmp_path / "nested.jsonl", [{"meta": {"question": "a"}, "answer": "b"}])
     saved = tmp_path / "dict"
     save_to_disk(saved / "train", TEXT_TABLE)
     save_to_disk(saved / "test", TEXT_TABLE)
@@ -228,6 +229,7 @@ def test_what_cannot_be_read_is_one_line(tmp_path: Path) -> None:
     wanted: list[tuple[Path, dict[str, Any], list[str]]] = [
         (unknown, {}, ["odd.csv", "left, right", "data.columns="]),
         (unknown, {"columns": ["left", "rigth"]}, ["odd.csv", "'right'"]),
+        (nested, {"columns": ["meta.question", "answer"]}, ["nested.jsonl", "'meta.question'", "'meta'"]),
         (write_scored(tmp_path), {}, ["sts.csv", "columns=[sentence1,sentence2]"]),
         (saved, {}, ["dict/test", "dict/train"]),
         (clone, {}, ["data/train-*.parquet", "data/validation-*.parquet"]),
