@@ -262,7 +262,9 @@ class DataConfig(Checked):
     bad_in_a_row: int = described(100, "number of consecutive bad samples that stops the run")
     bad_share: float = described(0.01, "a larger share of bad samples among the last 10,000 stops the run")
     image_key: str = described("jpg;jpeg;png;webp", "suffixes of a sample's image, the first that it has counts")
-    captions: list[str] = described(["txt"], "where captions are: txt, json fields; evaluation: the first")
+    captions: list[str] = described(
+        ["txt"], "where captions are: txt, json fields, as caption or meta.caption; evaluation: the first"
+    )
     caption_per: CaptionPer = described(
         CaptionPer.paragraph, "what is one caption in a .txt: paragraph (all lines up to a blank one), or line"
     )

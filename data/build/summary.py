@@ -57,6 +57,8 @@ class Summary:
         yield f"{rows + dropped:,} questions: {rows:,} with a positive, {dropped:,} dropped ({share:.1%}){reasons}"
         yield f"positives of a row: {np.mean(self.positives):.2f}"
         yield f"hard negatives of a row: {np.mean(negatives):.2f}; rows without any: {none:,}"
+        if none == rows:
+            yield "warning: no row has a hard negative: BM25 found no wrong passage of any question"
         yield f"rank of the best positive: median {np.median(ranks):g}; not in the best {depth}: {missed / rows:.1%}"
 
 

@@ -8,7 +8,6 @@ command: a sample without it is bad. For questions and passages, every row is re
 from __future__ import annotations
 
 import os
-import re
 import shlex
 from array import array
 from collections import Counter
@@ -25,6 +24,7 @@ from dyad.data.base.parallel import parallel_map
 from dyad.data.base.progress import print_line, tracked
 from dyad.data.base.relevance import if_given
 from dyad.data.cli import inputs
+from dyad.data.cli.bad_lines import BadLines
 from dyad.data.cli.contents import as_trained, caption_name, captions_of, contents, train_command
 from dyad.data.cli.index import index_sources, report_problems
 from dyad.data.cli.inputs import InputKind, Located, UnreadFields
@@ -39,13 +39,12 @@ from dyad.data.shards.shards import Shards
 from dyad.data.shards.sources import ShardSource
 from dyad.data.shards.storage import shard_sha256
 from dyad.data.tables.folders import count_suffixes
+from dyad.data.tables.image_table import image_table
 
 BLOCK = 512  # samples per task
 TASKS_PER_PROCESS = 16  # a process with fewer tasks would spend more time on its imports
-SHOWN = 20  # the most kinds of faults that are printed
 LEAKS = 3  # the most contents of both training and evaluation data that are printed
 MISSING = ("nan", "null", "none")  # captions that programs write into a table in place of a missing one
-VARYING = re.compile(r"'[^']*'|[\d,.]+")  # parts in which messages about one fault may differ
 INTEGERS = partial(array, "q")  # arrays of 64-bit integers, because there may be many millions
 
 
@@ -95,33 +94,6 @@ def print_leaks(values: Sequence[str], options: CheckOptions, val: str) -> None:
         print("warning: val is not unseen. python -m data split keeps what is equal on one side")
 
 
-class BadLines(dict[str, tuple[int, str]]):
-    """Fault → (number of messages, first message). Messages that differ only in numbers and quoted names are about one
-    fault. After SHOWN faults, all further ones count as one fault, "others"."""
-
-    @property
-    def count(self) -> int:
-        """The number of all messages."""
-        return sum(count for count, _ in self.values())
-
-    def add(self, line: str, fault: str | None = None, count: int = 1) -> None:
-        """Count `count` messages about one fault; `line` is the first. fault: its name; None: made of `line`."""
-        fault = VARYING.sub("…", line) if fault is None else fault
-        fault = fault if fault in self or len(self) < SHOWN else "others"
-        before, first = self.get(fault, (0, line))
-        self[fault] = before + count, first
-
-    def __iadd__(self, other: BadLines) -> BadLines:
-        for fault, (count, first) in other.items():
-            self.add(first, fault, count)
-        return self
-
-    def print(self, kind: str = "bad") -> None:
-        """Print the first message about each fault, after the word `kind`, and how many others there are."""
-        for count, first in self.values():
-            print_line(f"{kind}: {first}{f' … and {count - 1:,} more like this' if count > 1 else ''}")
-
-
 def count_repeated(keys: array[int]) -> int:
     """Return the number of entries of `keys` that are equal to an earlier entry."""
     return len(keys) - len(np.unique(np.array(keys, np.int64)))
@@ -169,7 +141,12 @@ def check_shards(values: Sequence[str], options: CheckOptions) -> int:
     the end when a shard or sample is bad, or when there is no sample; ConfigError as `require_images` does.
     """
     inputs.require_images(values, options, "SOURCE")
-    indexes = index_sources(inputs.shards_of(values, options, "SOURCE"), options.workers)
+    try:
+        sources = inputs.shards_of(values, options, "SOURCE")
+    except DataError:  # the conversion of a table stops at the first bad row
+        refuse_bad_rows(values, options)
+        raise
+    indexes = index_sources(sources, options.workers)
     sound = [index for index in indexes if not index.problems]
     options = as_trained(Shards([ShardSource(tuple(index.path for index in sound))], sound), options)
     starts = ((index, start) for index in sound for start in range(0, index.samples, BLOCK))
@@ -208,6 +185,22 @@ def check_shards(values: Sequence[str], options: CheckOptions) -> int:
             "their place, as data.bad_samples and data.bad_share say; an evaluation stops at them."
         )
     return found.samples
+
+
+def refuse_bad_rows(values: Sequence[str], options: CheckOptions) -> None:
+    """Read all rows of the tables of images that `values` name, and print the faults for which their conversion would
+    stop. Raises DataError, with the number of bad rows, if there is one. Images are opened, not decoded."""
+    bad, rows = BadLines(), 0
+    tables = inputs.tables_and_files(values, options, "SOURCE")[0]
+    for images in filter(None, (image_table(table, table_keys(options)) for table in tables)):
+        for where, row in images.table.rows():
+            rows += 1
+            try:
+                images.members(row)
+            except BadRow as error:
+                bad.add(f"{images.table.path}: {where}: {error}")
+    if bad.count:
+        raise _refused(values, options, bad, rows)
 
 
 def examine(task: tuple[ShardIndex, range, CheckOptions]) -> ImageFindings:
@@ -371,6 +364,14 @@ def _repeated_ids(values: Sequence[str], found: PassageStatistics, options: Chec
             first.setdefault(passage.id, where)
 
 
+def _refused(values: Sequence[str], options: CheckOptions, bad: BadLines, rows: int) -> DataError:
+    """Print the messages about bad rows, at least one, and return the error that ends the command."""
+    bad.print()
+    pack = shlex.join(["::".join(values), "out=packed", *table_keys(options).as_args(), "on_error=skip"])
+    some = f" Without bad rows: python -m data pack {pack}" if bad.count < rows else ""
+    return DataError(f"{bad.count:,} problems in {rows:,} rows. Training refuses them.{some}")
+
+
 def _quantiles(values: array[int]) -> str:
     """Return minimum, median, 95th percentile and maximum for a printed line; "none" without values."""
     if not values:
@@ -390,10 +391,7 @@ def _finish(
     print(f"not read        {str(unread) or 'nothing'}")
     odd.print("warning")
     if bad.count:
-        bad.print()
-        pack = shlex.join(["::".join(values), "out=packed", *table_keys(options).as_args(), "on_error=skip"])
-        some = f" Without bad rows: python -m data pack {pack}" if bad.count < rows else ""
-        raise DataError(f"{bad.count:,} problems in {rows:,} rows. Training refuses them.{some}")
+        raise _refused(values, options, bad, rows)
     if not rows:
         raise DataError(f"{'::'.join(values)}: there is no row.")
     return rows

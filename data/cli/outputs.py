@@ -13,7 +13,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from dyad.data.base.errors import BadRow, ConfigError, DataError
+from dyad.data.base.errors import BadFormat, BadRow, ConfigError, DataError
 from dyad.data.base.files import remove_dead, whole_folder
 from dyad.data.base.progress import print_line
 from dyad.data.cli.options import ImageTask, OnError, ReadOptions, WriteOptions
@@ -183,7 +183,9 @@ class Tally:
         except BadRow as bad:
             message = f"{f'{where}: {bad}':.1000}"
             if self.on_error is OnError.stop:
-                raise DataError(f"{message}. With on_error=skip such rows are left out and counted.") from None
+                all_alike = self.rows == 1 and isinstance(bad, BadFormat)
+                hint = "" if all_alike else ". With on_error=skip such rows are left out and counted."
+                raise DataError(message + hint) from None
             self.skipped[bad.reason] += 1
             if self.skipped.total() <= SHOWN:
                 print_line(f"skipped {message}", sys.stderr)

@@ -9,17 +9,18 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import partial
 
-from dyad.data.base.errors import BadRow, ConfigError, DataError, SampleError
+from dyad.data.base.errors import BadFormat, BadRow, ConfigError, DataError, SampleError
 from dyad.data.base.progress import print_line
 from dyad.data.cli import outputs
 from dyad.data.cli.contents import caption_name
 from dyad.data.cli.convert import convert, convert_passages
-from dyad.data.cli.inputs import InputKind, first_row, kind_of, require_images, tables_and_tars
+from dyad.data.cli.inputs import InputKind, kind_of, require_images, tables_and_tars
 from dyad.data.cli.options import ImageTask, PackOptions, ReadOptions, Target, table_keys
 from dyad.data.cli.outputs import Tally
 from dyad.data.cli.split import split_packed
 from dyad.data.cli.tars import MakeSample, Members, tar_samples
-from dyad.data.question_passage.formats import unknown_format
+from dyad.data.question_passage.fields import named
+from dyad.data.question_passage.formats import known_formats
 from dyad.data.shards.scan_tar import IMAGES, TEXTS, unread_images
 from dyad.data.tables.folders import count_suffixes
 from dyad.data.tables.image_table import ImageTable, image_table
@@ -88,8 +89,8 @@ def _captions_of(sample: Members, options: PackOptions) -> str:
     """Return where the captions of a sample are: the first entry of options.captions that it has, txt, cls or a json
     field.
 
-    Returns "" if the sample has no txt, json and cls members, and if options.task uses no captions. Raises BadRow if
-    the sample has none of the entries, or a damaged json member.
+    Returns "" if the sample has no txt, json and cls members, and if options.task uses no captions. Raises BadFormat
+    if the sample has none of the entries, BadRow for a damaged json member.
     """
     from dyad.data.image_text.sample import ShardSample  # loads torch
 
@@ -100,8 +101,9 @@ def _captions_of(sample: Members, options: PackOptions) -> str:
         return caption_name(whole, ReadOptions(captions=options.captions))
     except SampleError as error:
         why = str(error).removeprefix(whole.where)
-        advice = ". Set captions=FIELD, or task=views or labelled" if why.startswith(" has no caption") else ""
-        raise BadRow("no caption", why.removeprefix(" has no caption").strip(": .") + advice) from None
+        lacks = why.startswith(" has no caption")
+        kind, advice = (BadFormat, ". Set captions=FIELD, or task=views or labelled") if lacks else (BadRow, "")
+        raise kind("no caption", why.removeprefix(" has no caption").strip(": .") + advice) from None
 
 
 def _samples(source: str, options: PackOptions) -> Iterator[tuple[str, MakeSample]]:
@@ -136,6 +138,6 @@ def image_input(table: Table, options: PackOptions) -> ImageTable:
     if found := image_table(table, table_keys(options)):
         return found
     raise ConfigError(
-        f"{table.path}: no images in {', '.join(table.columns) or 'it'}; of texts {unknown_format(first_row(table))}."
-        " Name the columns: columns=[picture,caption] or columns=[question,positive,negative]"
+        f"{table.path}: neither images nor a known format of texts in its columns {named(table.columns)}. Name them: "
+        f"columns=[picture,caption] or columns=[question,positive,negative]. {known_formats()}"
     )

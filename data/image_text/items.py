@@ -50,8 +50,8 @@ class Images:
         return ShardSample.read(self.shards, i).decoded(self.config.image_key, self.config.max_image_pixels)
 
     def key(self, i: int) -> str:
-        """Return the key of sample i as text: its name in a tar shard, its line or row number in a file of rows."""
-        return self.shards.key(i)
+        """Return the key of sample i as text: its name in a tar shard or a folder of images, its row in a table."""
+        return self.shards.origin(i)[1]
 
 
 @runtime_checkable

@@ -31,6 +31,7 @@ from dyad.data.shards.shards import Shards
 from dyad.data.shards.text_files import decoded
 
 CLASS_FIELDS = ("class", "label", "fine_label")
+LONGEST_NAME = 80  # of an object whose fields are read: each of half a million fields would repeat a long one
 MAX_LETTERS = 16_384  # open_clip's tokenizer takes time quadratic in the length of a word
 
 
@@ -143,8 +144,8 @@ class ShardSample:
 
     @cached_property
     def fields(self) -> dict[str, Any]:
-        """The fields of a sample's json member; empty if the sample has no such member. Raises SampleError when the
-        member cannot be read."""
+        """The fields of a sample's json member, and those of the objects in it by names such as meta.caption; empty if
+        the sample has no such member. Raises SampleError when the member cannot be read."""
         if "json" not in self.members:
             return {}
         try:
@@ -153,7 +154,8 @@ class ShardSample:
             raise SampleError(f"{self.where}: its json member cannot be read: {error}.") from error
         if not isinstance(fields, dict):
             raise SampleError(f"{self.where}: its json member is a {type(fields).__name__}, not an object with fields.")
-        return fields
+        objects = {name: each for name, each in fields.items() if isinstance(each, dict) and len(name) <= LONGEST_NAME}
+        return {f"{name}.{key}": value for name, each in objects.items() for key, value in each.items()} | fields
 
     def text(self, member: str) -> str:
         """Return a member (file) of a sample, decoded as UTF-8. member: its suffix. Raises SampleError when it is

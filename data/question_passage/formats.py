@@ -144,29 +144,37 @@ def record_of(
 
 def unknown_format(fields: Fields) -> BadFormat:
     """Return the error for a row of no known format. The message lists the fields of the row and the known formats."""
+    own = f"its fields are {named(fields)}. Name those of question and positive: data.columns=[QUESTION,POSITIVE]"
+    return BadFormat("unknown format", f"{own}. {known_formats()}")
+
+
+def known_formats() -> str:
+    """Return the names of the known formats and of their fields, for a message."""
     by_name = groupby(FORMATS, lambda each: each.name)
     known = "; ".join(f"{name}: {' or '.join(f'{f.question}, {f.positives}' for f in all_)}" for name, all_ in by_name)
-    own = f"its fields are {named(fields)}. Name those of question and positive: data.columns=[QUESTION,POSITIVE]"
-    return BadFormat("unknown format", f"{own}. Known are {known}; others by plugins=[…]")
+    return f"Known are {known}; others by plugins=[…]"
 
 
 def _scored_pair_error(fields: Fields, found: QuestionFormat, score: str) -> BadFormat:
     """Return the error for a sentence-transformers row with the field `score`, one of SCORES, that no setting names."""
     pair, columns = f"{found.question}, {found.positives} and a {score}", f"{found.question},{found.positives}"
-    if isinstance(fields[score], str) and not re.search(r"\d", fields[score]):
-        return BadFormat(
-            "pairs of classes",
-            f"{pair}, {fields[score]!r:.80}: the name of a class is no score. Keep the rows of one class, such as "
-            f"entailment, then data.columns=[{columns}]. Leave out the others, or name their texts as hard negatives",
-        )
-    learns = "distill_kl or margin_mse" if found.lists(fields, found.hard_negatives) else "cosent, as in the recipe sts"
-    return BadFormat(
-        "scored pairs",
-        f"{pair}: most objectives take pairs that belong together, not similarities. data.teacher={score} learns the "
-        f"scores, by {learns}. Else leave out rows of low {score}, then data.columns=[{columns}]. "
-        f"data.relevance={score} takes values above 0 and at most 1 as weights: a pair of 0.05 is a weak positive, "
-        "no negative",
+    own, value = f"{pair}, {fields[score]!r:.80}", str(fields[score])
+    by_class = (
+        f"Keep the rows of one class, such as entailment, then data.columns=[{columns}]. Leave out the others, or name "
+        "their texts as hard negatives"
     )
+    if isinstance(fields[score], str) and not re.search(r"\d", value):
+        return BadFormat("pairs of classes", f"{own}: the name of a class is no score. {by_class}")
+    learns = "distill_kl or margin_mse" if found.lists(fields, found.hard_negatives) else "cosent, as in the recipe sts"
+    by_score = (
+        f"data.teacher={score} learns the scores, by {learns}. Else leave out rows of low {score}, then "
+        f"data.columns=[{columns}]. data.relevance={score} takes values above 0 and at most 1 as weights: a pair of "
+        "0.05 is a weak positive, no negative"
+    )
+    if re.fullmatch(r"\d|True|False", value):  # one row does not tell which it is
+        return BadFormat("classes or scores", f"{own}: is it a class? {by_class}. Or a similarity? {by_score}")
+    kind = "most objectives take pairs that belong together, not similarities"
+    return BadFormat("scored pairs", f"{pair}: {kind}. {by_score}")
 
 
 def query_of(fields: Fields) -> Question:

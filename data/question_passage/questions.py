@@ -331,9 +331,10 @@ class BeirQuestions:
     A passage is relevant if the judgements of the split give it a grade above 0. Can be pickled. corpus: used in place
     of the folder's own passages; None: these are used. key: the configuration key of the folder, for messages. graded:
     whether rows have the relevance of their positives, which is the grade divided by the largest grade of the file.
-    columns: as in `RowQuestions`. left_out: a message about judgements (grade above 0) of unknown ids; "" if there are
-    none. The constructor reads all files if the cache has no index of them. It raises ConfigError for a split or a file
-    that the folder lacks; DataError for a damaged file, and when more judgements name unknown ids than known ones.
+    columns: as in `RowQuestions`, but number and hash are of title and text. left_out: a message about judgements
+    (grade above 0) of unknown ids; "" if there are none. The constructor reads all files if the cache has no index of
+    them. It raises ConfigError for a split or a file that the folder lacks; DataError for a damaged file, and when more
+    judgements name unknown ids than known ones.
     """
 
     def __init__(self, folder: str, split: str, corpus: Corpus | None, key: str, graded: bool = False) -> None:

@@ -16,6 +16,7 @@ import hashlib
 import hmac
 import json
 import os
+import re
 import secrets
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -33,6 +34,7 @@ from dyad.data.shards.content_keys import Int64s, json_digest
 from dyad.data.shards.storage import scheme_of, sha256_of, shard_name
 
 FOLDER = ".index"
+TABLE_SHARD = re.compile(r"(.+)\.[0-9a-f]{8}\.[0-9a-f]{16}\.tar")  # name of a shard that was made of a table of images
 KEY, KEY_BYTES = "index.key", 32
 MOST_SEALS = 8  # otherwise another user could ship seals for all likely inode numbers
 
@@ -53,6 +55,20 @@ def cache_folders(path: str) -> list[Path]:
     cached = _cache() / "index" / hashlib.sha256(parent.encode()).hexdigest()[:16]
     beside = Path(parent) if os.path.basename(parent) == FOLDER else Path(parent) / FOLDER
     return [cached] if remote or beside.is_symlink() else [beside, cached]  # a link could lead anywhere
+
+
+def made_from(path: str, key: str) -> tuple[str, str]:
+    """Return the path of the table, and the place in it, from which the sample `key` of the shard at `path` was made.
+
+    Of a table whose entry is in the user's cache, the path is its name alone. A shard that no table was made into is
+    returned as it is.
+    """
+    folder, name = os.path.split(path)
+    beside, own = os.path.basename(folder) == FOLDER, os.path.dirname(folder) == str(_cache() / "index")
+    found, place = TABLE_SHARD.fullmatch(name), key.rpartition("/")[0]
+    if not (found and place and (beside or own)):
+        return path, key
+    return os.path.join(os.path.dirname(folder), found[1]) if beside else found[1], place
 
 
 def read_cached(path: str, name: str, wanted: dict[str, Any]) -> Iterator[tuple[Path, dict[str, Any]]]:
@@ -85,8 +101,9 @@ def write_entry(path: str, name: str, suffix: str, facts: dict[str, Any], write:
 
     path: the data file from which the entry is derived. suffix: the end of the new file's name. facts: a plain JSON
     description. The entry is written to the first of cache_folders(path) that can be written; `write` may be called for
-    several folders. Files of earlier versions of the entry are deleted there. Raises DataError when no folder can be
-    written or `write` raises OSError for each; other errors of `write` are raised at once.
+    several folders. Files of earlier versions of the entry, and what was made of them, are deleted there. Raises
+    DataError when no folder can be written or `write` raises OSError for each; other errors of `write` are raised at
+    once.
     """
     _make_key()
     failures = []
@@ -121,9 +138,11 @@ def write_entry(path: str, name: str, suffix: str, facts: dict[str, Any], write:
         finally:
             with suppress(OSError):  # the file was moved, or there is no folder
                 temporary.unlink()
-        for earlier in folder.glob(f"{glob.escape(name)}.{'[0-9a-f]' * 16}{suffix}"):
-            if earlier != kept:
-                earlier.unlink(missing_ok=True)
+        # the pattern ends with * for the entries that were made of an earlier shard, which are lost with it
+        for earlier in folder.glob(f"{glob.escape(name)}.{'[0-9a-f]' * 16}{suffix}*"):
+            if not earlier.name.startswith(kept.name):
+                with suppress(OSError):  # the new entry is whole without this
+                    earlier.unlink()
         return kept
     raise DataError(f"the index of {path} cannot be written ({'; '.join(failures)}). Set XDG_CACHE_HOME.")
 

@@ -12,6 +12,7 @@ from typing import TypeVar
 
 from dyad.data.base.errors import ConfigError, DataError, SampleError
 from dyad.data.shards.index import OffsetTable, ShardIndex, fingerprint, index_shards
+from dyad.data.shards.index_cache import made_from
 from dyad.data.shards.sources import SHARDS, ShardSource
 from dyad.data.shards.storage import ReadRange, Stat, open_ranges, read_stat, with_retries
 
@@ -93,8 +94,9 @@ class Shards:
         return self.indexes[shard], row
 
     def origin(self, sample_id: int) -> tuple[str, str]:
-        """Return the path of the shard that holds a sample, and the sample's key. Errors as of `key`."""
-        return self.locate(sample_id)[0].path, self.key(sample_id)
+        """Return the path of the shard that holds a sample, and the sample's key. If the shard was made of a table of
+        images, they are the path of the table and the place in it. Errors as of `key`."""
+        return made_from(self.locate(sample_id)[0].path, self.key(sample_id))
 
     def key(self, sample_id: int) -> str:
         """Return the key of a sample as text: in a tar shard its name without suffix, else its line or row number.

@@ -16,7 +16,7 @@ from dyad.data.shards.sources import LISTED_SCHEMES
 from dyad.data.shards.storage import list_remote, scheme_of, shard_name
 from dyad.data.shards.text_files import decoded
 from dyad.data.tables.image_table import CAPTION_FIELDS, LABEL_FIELDS, TEXT_FILES, image_column, read_limited
-from dyad.data.tables.readers import COLUMNAR, OPENERS, Table, TableRows, is_coco, open_table
+from dyad.data.tables.readers import COLUMNAR, OPENERS, Table, TableRows, coco_files, is_coco, open_table
 
 ALWAYS = (".csv", *COLUMNAR)  # suffixes that are always tables; files of other suffixes may be read by offset
 ROWS = (".jsonl", ".json", ".tsv")  # suffixes of files of rows that are read by offset
@@ -62,7 +62,8 @@ def _files_of(folder: str, columns: Sequence[str]) -> list[str]:
     """Return the paths of the tables in a folder; the list [folder] if it is a folder of images.
 
     The list is empty if the folder has shards, files of rows that are read by offset, or neither tables nor images.
-    Files of rows are tables if `columns` is not empty. Raises ConfigError for a folder with several splits.
+    Files of rows are tables if `columns` is not empty. Raises ConfigError for a folder with several splits, and for one
+    whose only files of rows are COCO annotations, which are read by the name of a file.
     """
     names = sorted(os.listdir(folder))
     if any(name.endswith(".tar") or name in JUDGED for name in names):
@@ -78,6 +79,8 @@ def _files_of(folder: str, columns: Sequence[str]) -> list[str]:
             return _one_split(folder, found)
     if not any(map(_is_image, names)):
         if rows := _files_of_rows(folder, [os.path.join(folder, name) for name in names]):
+            if {*rows} <= {*(coco := coco_files(folder))}:
+                raise ConfigError(f"{folder} has annotations of COCO. Give the path of their file: {coco[0]}")
             return rows if columns else []
         if found := [os.path.join(folder, name) for name in names if name.endswith(".csv")]:
             return _one_split(folder, found)

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 from unicodedata import normalize
@@ -17,7 +18,7 @@ from dyad.data.image_text.captions import captions_in
 from dyad.data.image_text.image_files import read_header
 from dyad.data.shards.scan_tar import IMAGES, MAX_BYTES
 from dyad.data.shards.storage import scheme_of
-from dyad.data.tables.readers import Fields, Row, Table
+from dyad.data.tables.readers import Fields, Row, Table, coco_files
 
 PATHS = ("filepath", "image_path", "file_name")  # columns that always hold paths of images
 IMAGE_FIELDS = ("image", *PATHS, *IMAGES, "img", "picture", "filename", "path")
@@ -47,8 +48,11 @@ class TableOptions:
         """Return these options unchanged; raise ConfigError when the table lacks a column in self.columns."""
         for name in self.columns:
             if name not in table.columns:
+                inner, cells = name.rpartition(".")[2], chain.from_iterable(row.items() for row in table.head())
+                inside = next((each for each, cell in cells if isinstance(cell, Mapping) and inner in cell), None)
+                hint = f" '{inner}' is inside of '{inside}': make it a column." if inside else ""
                 raise ConfigError(
-                    f"{table.path}: no column '{name}'.{nearest(name, table.columns)} Its columns are "
+                    f"{table.path}: no column '{name}'.{nearest(name, table.columns)}{hint} Its columns are "
                     f"{', '.join(table.columns)}: set {self.prefix}columns=[…]"
                 )
         return self
@@ -208,7 +212,9 @@ def image_table(table: Table, options: TableOptions) -> ImageTable | None:
     empty = caption is None or ((label or is_folder) and not any(row.get(caption) for row in table.head()))
     if options.captioned and empty:
         where = "a .txt of the same name" if is_folder else ", ".join(known) if caption is None else caption
-        hints = [] if is_folder else [f"{key}=[{image},…]"]
+        coco = coco_files(table.path)[:1] if is_folder else []
+        hints = [f"the path of the data to {file} (COCO)" for file in coco]
+        hints += [] if is_folder else [f"{key}=[{image},…]"]
         hints += [f"{options.prefix}template='a photo of a {{}}' for captions of '{label}'"] if label else []
         hints += ["task=labelled for classes"] if label else ["task=views for images alone"]
         raise ConfigError(

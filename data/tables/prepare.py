@@ -107,13 +107,16 @@ def _prepared(table: Table, options: TableOptions, check_row: CheckRow) -> str:
 
     def write(file: BinaryIO) -> None:
         if images is None:
-            file.writelines(_converted(table, partial(_line, options, check_row), options, file))
+            rows = _converted(table, partial(_line, options, check_row), options, file)
+            file.writelines(line for _, line in rows)
             return
         from webdataset.writer import TarWriter
 
         with TarWriter(file, mtime=0, encoder=False) as writer:
-            for number, sample in enumerate(_converted(table, images.members, options, file)):
-                writer.write({"__key__": f"{number:09d}", **sample})
+            for number, (where, sample) in enumerate(_converted(table, images.members, options, file)):
+                # the place in the table stands before the slash, because names of files may have dots and repeat
+                place = where.encode(errors="backslashreplace").decode()
+                writer.write({"__key__": f"{place}/{number:09d}", **sample})
 
     began = time.monotonic()
     file = str(write_entry(table.path, name, ".jsonl" if images is None else ".tar", facts, write))
@@ -139,13 +142,15 @@ def _state(table: Table, images: ImageTable | None) -> str:
     return digest.hexdigest()
 
 
-def _converted(table: Table, convert: Callable[[Row], T], options: TableOptions, file: BinaryIO) -> Iterator[T]:
-    """Yield convert(row) for each row of a table. The caller writes the results to `file`. Raises DataError for a bad
-    row and for a table without rows, ConfigError when the file grows larger than LARGEST bytes."""
+def _converted(
+    table: Table, convert: Callable[[Row], T], options: TableOptions, file: BinaryIO
+) -> Iterator[tuple[str, T]]:
+    """Yield the location and convert(row) of each row of a table. The caller writes the results to `file`. Raises
+    DataError for a bad row and for a table without rows, ConfigError when the file grows larger than LARGEST bytes."""
     last_line, number = time.monotonic(), 0
     for number, (where, fields) in enumerate(table.rows(), start=1):
         try:
-            yield convert(fields)
+            yield where, convert(fields)
         except BadRow as bad:
             message = f"{f'{table.path}: {where}: {bad}':.1000}. Such rows are left out by"
             raise DataError(f"{message}: {_pack_command(table, options)} on_error=skip") from None

@@ -1,6 +1,7 @@
 """Read all rows of a table in order: CSV, Parquet, Arrow, JSON-lines, JSON. Error messages name the row."""
 
 import csv
+import glob
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -334,6 +335,13 @@ def is_coco(path: str) -> bool:
     with open_text(path) as file:
         begin = file.read(256).split(b":")[0].strip(b'{ \t\r\n"')
     return begin in (b"info", b"images", b"licenses", b"annotations", b"type") and not _has_lines(path)
+
+
+def coco_files(folder: str) -> list[str]:
+    """Return the files with COCO annotations in a folder and in its folder `annotations`, those of captions first."""
+    names = (name for place in ("", "annotations/") for name in sorted(glob.glob(f"{place}*.json", root_dir=folder)))
+    found = filter(is_coco, (os.path.join(folder, name) for name in names))
+    return sorted(found, key=lambda file: "caption" not in os.path.basename(file))
 
 
 def _has_lines(path: str) -> bool:

@@ -231,6 +231,17 @@ def test_a_builder_of_another_process_makes_the_same_rows(tmp_path: Path, monkey
     assert [sent[0](i) for i in range(5)] == [builder.line(i) for i in range(5)]
 
 
+def test_rows_without_any_negative_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    corpus = write_lines(tmp_path / "corpus.jsonl", [{"_id": str(n), "text": f"{n} red king"} for n in range(3)])
+    asked = write_lines(
+        tmp_path / "q.jsonl", [{"question": "red", "answers": [answer]} for answer in ("king", "1 red")]
+    )
+    warning = "warning: no row has a hard negative"
+    assert warning not in build(monkeypatch, asked, tmp_path / "some.jsonl", f"corpus={corpus}", "workers=1")
+    asked.write_text(asked.read_text().splitlines()[0] + "\n")
+    assert warning in build(monkeypatch, asked, tmp_path / "none.jsonl", f"corpus={corpus}", "workers=1")
+
+
 def test_what_cannot_work_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     corpus = write_lines(tmp_path / "corpus.jsonl", corpus_rows())
     asked = write_lines(tmp_path / "q.jsonl", questions())

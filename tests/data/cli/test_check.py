@@ -351,6 +351,17 @@ def test_what_to_do_with_sound_data(
     assert "nothing: class numbers alone" in capsys.readouterr().out.splitlines()[-1]
 
 
+def test_all_bad_rows_of_a_table_of_images_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Training stops at the first."""
+    (tmp_path / "0.png").write_bytes(image())
+    (tmp_path / "1.png").write_text("no image")
+    (tmp_path / "t.csv").write_text("image,caption\n" + "".join(f"{n}.png,thing {n}\n" for n in range(5)))
+    done = ended(monkeypatch, "check", tmp_path / "t.csv")
+    assert done.returncode == 3 and "row 3 (line 4): missing file: " in done.stdout
+    assert "2.png … and 2 more like this" in done.stdout and "row 2 (line 3): undecodable image" in done.stdout
+    assert done.stderr.startswith("error: 4 problems in 5 rows.") and "on_error=skip" in done.stderr
+
+
 def test_a_table_without_known_columns_is_named_with_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "t.csv").write_text("file,description\n0.jpg,one\n")
     (tmp_path / "0.jpg").write_bytes(image(0))

@@ -14,8 +14,9 @@ from typing import Any
 
 import pytest
 from helpers.convert import DPR, GOOD, IDS, ROWS, TARGETS, converted, read, write_beir, write_dpr, write_lines
+from helpers.data_cli import here
 from helpers.messages import raises
-from helpers.shards import write_tar
+from helpers.shards import image, write_tar
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from dyad.data.base.errors import ConfigError, DataError
@@ -68,6 +69,21 @@ def test_bad_rows_stop_with_their_line_or_are_counted(
     assert [p.text for p in open_corpus(str(made.folder), "x")] == ["c", "a"], "nothing of the bad row"
     printed = capsys.readouterr()
     assert f"skipped {source}: " in printed.err and f"skipped 1 of 3 rows: 1 {reason}" in printed.out
+
+
+def test_a_first_row_of_another_format_is_not_one_to_leave_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All others are like it."""
+    scored = write_lines(tmp_path / "a.jsonl", [{"sentence1": "a", "sentence2": "b", "score": 0.5}] * 2)
+    named = write_tar(tmp_path / "a.tar", [("0.png", image()), ("0.json", b'{"prompt": "a"}')])
+    (tmp_path / "a.csv").write_text("left,right\na,b\n")
+    for source, *parts in (
+        (scored, "line 1", "score"),
+        (named, "'0'", "prompt", "task=views"),
+        (tmp_path / "a.csv", "left, right", "columns=[question,positive,negative]"),
+    ):
+        with raises((ConfigError, DataError), source, *parts) as caught:
+            here(monkeypatch, "pack", str(source), f"out={tmp_path}/out")
+        assert "on_error" not in str(caught.value) and str(caught.value).count("left, right") <= 1
 
 
 def test_rows_that_a_format_cannot_hold(tmp_path: Path) -> None:

@@ -100,8 +100,9 @@ def test_captions_in_a_field_of_another_name(
     fields = [(f"{n:06d}.json", b'{"prompt": "caption %d"}' % n) for n in range(12)]
     tar = write_tar(tmp_path / "a.tar", sorted([*fields, *(member for member in GOOD if member[0].endswith("png"))]))
     out = [f"out={tmp_path / 'out'}", *val]
-    with raises(DataError, tar, "'000000'", "captions", "prompt", "task=views", "on_error=skip"):
+    with raises(DataError, tar, "'000000'", "captions", "prompt", "task=views") as caught:
         here(monkeypatch, "pack", tar, *out)
+    assert "on_error" not in str(caught.value), "it would leave out all samples"
     with raises(DataError, tar, "12"):
         here(monkeypatch, "pack", tar, *out, "on_error=skip")
     assert not (tmp_path / "out").exists()

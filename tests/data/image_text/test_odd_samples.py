@@ -172,6 +172,15 @@ UNUSABLE: dict[str, tuple[dict[str, bytes], str]] = {
 }
 
 
+def test_fields_of_an_object_have_its_name_before_theirs() -> None:
+    inner = {"caption": "inner", "deep": {"caption": "no"}}
+    sample = ShardSample("a.tar", "0", {"json": fields(meta=inner, **{"meta.deep": "own", "o" * 81: inner})})
+    assert sample.captions("meta.caption") == ["inner"] and sample.captions("meta.deep") == ["own"]
+    assert [*sample.fields] == ["meta.caption", "meta.deep", "meta", "o" * 81]
+    with raises(SampleError, "'caption'", "'meta.caption'"):
+        sample.captions("caption")
+
+
 def test_a_json_member_of_nothing_but_lists_costs_no_memory() -> None:
     sample = ShardSample("a.tar", "0", UNUSABLE["16 MB of lists"][0])
     grown, (told,) = peak_of(lambda: sample.captions("caption"))

@@ -113,6 +113,14 @@ def test_names_of_classes_are_no_scores(tmp_path: Path, name: str, label: str) -
     assert "data.teacher" not in str(caught.value) and "cosent" not in str(caught.value)
 
 
+@pytest.mark.parametrize("value", [0, 1, 2, "2", True])
+@pytest.mark.parametrize("name", ["score", "label"])
+def test_small_whole_numbers_may_be_classes(tmp_path: Path, name: str, value: object) -> None:
+    path = write_lines(tmp_path / "a.jsonl", [{"sentence1": "x", "sentence2": "y", name: value}])
+    with raises(DataError, "line 1", name, repr(value), "class", "entailment", f"data.teacher={name}"):
+        opened(path, None)
+
+
 def test_a_column_of_a_table(tmp_path: Path) -> None:
     """Texts of numbers; also beside columns that are named."""
     table = tmp_path / "pairs.csv"

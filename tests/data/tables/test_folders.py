@@ -23,7 +23,7 @@ from pyarrow.parquet import write_table
 from dyad.data.base.errors import ConfigError, DataError
 from dyad.data.config import CaptionPer, DataConfig
 from dyad.data.image_text.sample import ShardSample
-from dyad.data.shards.shards import open_shards
+from dyad.data.shards.shards import Shards, open_shards
 from dyad.data.shards.sources import parse_sources
 from dyad.data.tables.prepare import checked_tables, prepared_tables, table_options
 from dyad.process import run
@@ -34,9 +34,13 @@ PARAGRAPHS = ["a red bird\nsits on a branch", "a bird\nin the sun."]
 LINES = ["a red bird", "sits on a branch", "a bird", "in the sun."]
 
 
-def samples(source: Path, **keys: object) -> list[ShardSample]:
+def shards_of(source: Path, **keys: object) -> Shards:
     tables = prepared_tables(table_options(DataConfig(**keys)))  # type: ignore[arg-type]
-    shards = open_shards(parse_sources(str(source), tables=tables))
+    return open_shards(parse_sources(str(source), tables=tables))
+
+
+def samples(source: Path, **keys: object) -> list[ShardSample]:
+    shards = shards_of(source, **keys)
     return [ShardSample.read(shards, i) for i in range(len(shards))]
 
 
@@ -222,6 +226,55 @@ def test_a_task_without_captions_takes_blank_ones_and_notes(tmp_path: Path, monk
     (classes / LABELS[0] / "00.txt").write_text("a red thing")
     with raises(DataError, classes, "README.txt", "on_error=skip"):
         samples(classes)
+
+
+def test_a_sample_is_named_by_the_file_of_the_user(tmp_path: Path) -> None:
+    """Not by its number in a hidden tar. Names may have dots, differ in their suffix alone, or be no UTF-8."""
+    folder = tmp_path / "in"
+    names = ["a.b.png", "a.jpg", "a.png", f"c d/{'e' * 120}é.png", os.fsdecode(b"f\xff.png")]
+    for number, name in enumerate(names):
+        (folder / name).parent.mkdir(exist_ok=True, parents=True)
+        (folder / name).write_bytes(image(number))
+    found = samples(folder)
+    assert [sample.key for sample in found] == [*names[:4], "f\\udcff.png"]
+    assert [sample.image("png") for sample in found] == [image(number) for number in range(5)]
+    assert {sample.shard for sample in found} == {str(folder)}
+    table = write_csv(tmp_path / "t.csv", [{"image": f"in/{name}"} for name in names[:2]])
+    assert samples(table)[1].where == f"{table}: sample 'row 2 (line 3)'"
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other/.index").write_text("no folder")
+    write_csv(tmp_path / "other/t.csv", [{"image": "../in/a.png"}])
+    assert samples(tmp_path / "other/t.csv")[0].where == "t.csv: sample 'row 1 (line 2)'", "read from the user's cache"
+    own = write_tar(tmp_path / "own.0123abcd.0123456789abcdef.tar", [("a/0.png", image())])
+    assert ShardSample.read(opened(own), 0).where == f"{own}: sample 'a/0'"
+
+
+@pytest.mark.parametrize("place", ["", "annotations"])
+@pytest.mark.parametrize("beside", [True, False])
+def test_the_file_of_the_captions_of_coco_is_named(place: str, beside: bool, tmp_path: Path) -> None:
+    """A folder of images, or one with folders of images, does not say which captions are meant."""
+    images_in(tmp_path / "in" if beside else tmp_path / "in/val2017")
+    (tmp_path / "in" / place).mkdir(exist_ok=True)
+    for name in ("instances", "captions"):
+        (tmp_path / "in" / place / f"{name}_val2017.json").write_text('{"info": {}, "images": [], "annotations": []}')
+    options = table_options(DataConfig(), captioned=True)
+    with raises(ConfigError, tmp_path / "in", tmp_path / "in" / place / "captions_val2017.json"):
+        parse_sources(str(tmp_path / "in"), tables=checked_tables(options))
+
+
+def test_an_earlier_shard_that_cannot_be_deleted_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = images_in(tmp_path / "in")
+    first = Path(shards_of(folder).indexes[0].path)
+    unlink = Path.unlink
+
+    def refuse(path: Path, missing_ok: bool = False) -> None:
+        if path.name.startswith(first.name):
+            raise PermissionError(errno.EPERM, os.strerror(errno.EPERM), str(path))
+        unlink(path, missing_ok)
+
+    monkeypatch.setattr(Path, "unlink", refuse)
+    (folder / "new.png").write_bytes(image(200))
+    assert len(shards_of(folder)) == 61 and first.exists()
 
 
 def test_images_without_captions_are_refused_where_captions_are_needed(

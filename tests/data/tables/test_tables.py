@@ -130,7 +130,8 @@ def test_a_table_is_converted_once(tmp_path: Path, capsys: pytest.CaptureFixture
     assert changed.fingerprint != first.fingerprint and ShardSample.read(changed, 7).image("png") == image(
         200, size=(20, 16)
     )
-    assert not Path(first.indexes[0].path).exists(), "the earlier one goes"
+    name = Path(first.indexes[0].path).name
+    assert not [*(source / ".index").glob(f"{name}*")], "the earlier one goes, and its index"
 
 
 def test_a_shard_of_a_stranger_is_not_believed(tmp_path: Path) -> None:
@@ -216,6 +217,7 @@ def write_scored(folder: Path) -> Path:
 
 def test_what_cannot_be_read_is_one_line(tmp_path: Path) -> None:
     unknown = write_csv(tmp_path / "odd.csv", [{"left": "a", "right": "b"}])
+    nested = write_lines(tmp_path / "nested.jsonl", [{"meta": {"question": "a"}, "answer": "b"}])
     saved = tmp_path / "dict"
     save_to_disk(saved / "train", TEXT_TABLE)
     save_to_disk(saved / "test", TEXT_TABLE)
@@ -227,6 +229,7 @@ def test_what_cannot_be_read_is_one_line(tmp_path: Path) -> None:
     wanted: list[tuple[Path, dict[str, Any], list[str]]] = [
         (unknown, {}, ["odd.csv", "left, right", "data.columns="]),
         (unknown, {"columns": ["left", "rigth"]}, ["odd.csv", "'right'"]),
+        (nested, {"columns": ["meta.question", "answer"]}, ["nested.jsonl", "'meta.question'", "'meta'"]),
         (write_scored(tmp_path), {}, ["sts.csv", "columns=[sentence1,sentence2]"]),
         (saved, {}, ["dict/test", "dict/train"]),
         (clone, {}, ["data/train-*.parquet", "data/validation-*.parquet"]),
