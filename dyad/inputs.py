@@ -2,11 +2,12 @@
 them."""
 
 import json
+import os
 import re
 from collections.abc import Mapping, Sequence
 from os import PathLike
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import torch
@@ -19,6 +20,7 @@ from dyad.data.question_passage.passages import Passage
 from dyad.train.towers import models
 
 PassageLike: TypeAlias = str | tuple[str, str] | Mapping[str, str]  # text; (title, text); {"text": …, "title": …}
+OnError: TypeAlias = Literal["stop", "skip"]  # what an image that cannot be read does
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp")
 USES: Mapping[type[models.TwoTowerModel], tuple[str, str]] = {  # what a model takes, and the methods that take it
     models.ImageModel: ("images", "encode_image"),
@@ -77,8 +79,13 @@ def images_of(given: Any) -> list[Any]:
     """Return images as a list; a single image becomes a list of one.
 
     An image is a path, the bytes of an image file, a PIL image, or an array or tensor of 3 dimensions. Any other value
-    is converted by `listed`, with its errors. The elements of a list are checked when they are decoded.
+    is converted by `listed`, with its errors. The elements of a list are checked when they are decoded. Raises
+    ConfigError for the path of a folder.
     """
+    if isinstance(given, str | PathLike) and os.path.isdir(os.path.expanduser(given)):
+        raise ConfigError(
+            f"'{given}' is a folder, not an image: give a list of files, or embed it by model.index(FOLDER)"
+        )
     pixels = isinstance(given, np.ndarray | Tensor) and given.ndim == 3
     return [given] if pixels or isinstance(given, str | PathLike | bytes | Image) else listed(given, "images")
 

@@ -24,7 +24,7 @@ from dyad import inputs
 from dyad.data.base.errors import ConfigError
 from dyad.data.batch import Batch
 from dyad.data.config import Mode, PassageConfig, QuestionConfig
-from dyad.data.image_text.in_memory import GivenImages, ImageInput
+from dyad.data.image_text.in_memory import GivenImages, ImageInput, SomeImages, readable
 from dyad.data.image_text.items import Captions, Images, Items
 from dyad.data.loading.loader import build_loader
 from dyad.data.question_passage.corpus import open_corpus
@@ -41,7 +41,7 @@ from dyad.evaluation.load_run import LoadedModel
 from dyad.evaluation.main import with_eval_options
 from dyad.evaluation.suite import build_evaluators, check_suite
 from dyad.index import Hit, Index
-from dyad.inputs import PassageLike
+from dyad.inputs import OnError, PassageLike
 from dyad.recommend import Recommender, build_recommender
 from dyad.train.config import TrainConfig
 from dyad.train.distributed.devices import cuda_usable
@@ -138,16 +138,22 @@ class Model:
 
     # ---- search ------------------------------------------------------------------------------------------------------
 
-    def index(self, items: ImageInput | PassageLike | Sequence[Any], *, spec: str = "Flat") -> Index:
+    def index(
+        self, items: ImageInput | PassageLike | Sequence[Any], *, spec: str = "Flat", on_error: OnError = "stop"
+    ) -> Index:
         """Embed images or passages, and return an Index for `search`.
 
         items: images or passages, or a path: a folder of images, shards, or a corpus of passages with ids
         (.jsonl, .tsv, or a BEIR folder). In a folder of images, links that lead out of the folder are left out. Missing
         indexes of shards and of a corpus are written beside them or into the cache. spec: a FAISS index and its search
-        options, such as "IVF256,Flat;nprobe=16"; "Flat" is exact. FAISS builds it at the first search. Raises
-        ConfigError for an invalid spec or path, and for a passage that JSON cannot hold; DataError for damaged files.
+        options, such as "IVF256,Flat;nprobe=16"; "Flat" is exact. FAISS builds it at the first search. on_error: what
+        an image that cannot be read does: "stop" raises DataError, "skip" leaves it out with a line on stderr, for
+        which all images are decoded twice. Raises ConfigError for an invalid argument or path, and for a passage that
+        JSON cannot hold; DataError for damaged files.
         """
         Spec.parsed(spec)
+        if on_error not in ("stop", "skip"):
+            raise ConfigError(f"on_error={on_error!r:.50} must be 'stop' or 'skip'")
         path = os.path.expanduser(items) if isinstance(items, str | PathLike) else None
         if isinstance(self.loaded.model, TextPairModel):
             if path is None:
@@ -159,12 +165,12 @@ class Model:
                 ]
             return Index(given, self.encode_passage(given), self.identity, spec)
         given = inputs.images_of(items) if path is None else inputs.image_files(Path(path))
+        images = self._given(given)
         if path is not None and not given:
             images = Images(open_shards(parse_sources(path, "items")), self._images.image, self.config.data)
-            keys = [images.key(i) for i in range(len(images))]
-            return Index(keys, self._encode("x", images, None), self.identity, spec)
-        names = [str(p) if isinstance(p, str | PathLike) else i for i, p in enumerate(given)]
-        return Index(names, self.encode_image(given), self.identity, spec)
+        rows = readable(images) if on_error == "skip" else range(len(images))
+        keys = [images.key(i) for i in rows]
+        return Index(keys, self._encode("x", SomeImages(images, rows), None), self.identity, spec)
 
     @overload
     def search(
@@ -352,11 +358,11 @@ def evaluate(
     """Evaluate a model; return data set → {metric: value}, as `python -m eval` computes it.
 
     The data sets are those of `suite` and `val`; those that the model's run evaluated on are not used. Embeddings are
-    cut to the width that `load` was given, else to eval.width of the run. suite: one or
-    several entries of eval.suite, such as "zero_shot:task.json" or "beir:FOLDER@dev". val: shards or files of
-    questions, as data.val; the name of its results is "val". captions: the fields of shards that hold the captions, as
-    data.captions; (): those of the run. Raises ConfigError for an invalid entry and if there is no data set, DataError
-    for damaged data.
+    cut to the width that `load` was given, else to eval.width of the run. suite: one or several entries of eval.suite,
+    such as "zero_shot:task.json" or "beir:FOLDER@dev"; the name of its results is the last part of its path, but "val"
+    becomes "val-2". val: shards or files of questions, as data.val; the name of its results is "val". captions: the
+    fields of shards that hold the captions, as data.captions; (): those of the run. Raises ConfigError for an invalid
+    entry and if there is no data set, DataError for damaged data.
     """
     entries = [suite] if isinstance(suite, str) else list(suite)
     config = with_eval_options(model.config, EvalCommand(suite=entries, val=val, captions=list(captions) or None))

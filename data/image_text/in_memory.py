@@ -1,6 +1,7 @@
 """Prepare images that a Python caller passes (paths, bytes of files, PIL images, pixels) for an image tower."""
 
 import os
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from os import PathLike
@@ -11,9 +12,10 @@ import torch
 from PIL.Image import Image
 from torch import Tensor
 
-from dyad.data.base.errors import DataError, first_line
+from dyad.data.base.errors import DataError, first_line, printable
 from dyad.data.base.files import open_foreign
 from dyad.data.image_text.decode import decode, to_rgb
+from dyad.data.image_text.items import Images
 from dyad.data.image_text.transforms import ImageSpec, evaluation_batch
 from dyad.data.shards.scan_tar import IMAGES, MAX_BYTES
 
@@ -36,7 +38,41 @@ class GivenImages:
     def block(self, start: int, stop: int) -> Tensor:
         """Return the k images start … stop − 1 as uint8 (k, 3, S, S), S the side of the tower's input in pixels. Raises
         DataError as `pixels` does."""
-        return evaluation_batch((pixels(each, self.max_pixels) for each in self.images[start:stop]), self.spec)
+        return evaluation_batch(map(self.decoded, range(start, min(stop, len(self)))), self.spec)
+
+    def decoded(self, i: int) -> Tensor:
+        """Return image i in its own height H and width W, uint8 (3, H, W). Raises DataError as `pixels` does."""
+        return pixels(self.images[i], self.max_pixels)
+
+    def key(self, i: int) -> str | int:
+        """Return what names image i: its path, or its position if it has none."""
+        return str(path) if isinstance(path := self.images[i], str | PathLike) else i
+
+
+@dataclass(frozen=True)
+class SomeImages:
+    """Some of `images` as inputs of an image tower. rows: their positions in `images`."""
+
+    images: GivenImages | Images
+    rows: Sequence[int]
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def block(self, start: int, stop: int) -> Tensor:
+        return evaluation_batch(map(self.images.decoded, self.rows[start:stop]), self.images.spec)
+
+
+def readable(images: GivenImages | Images) -> list[int]:
+    """Decode all images; return the positions of those that can be, and print a line on stderr for each other one."""
+    rows = []
+    for i in range(len(images)):
+        try:
+            images.decoded(i)
+            rows.append(i)
+        except DataError as error:
+            print(printable(f"left out: {error}"), file=sys.stderr)
+    return rows
 
 
 def pixels(image: ImageInput, max_pixels: int) -> Tensor:

@@ -152,5 +152,6 @@ def count_left_out(qrels: str, unknown: Sequence[Unknown], known: int) -> tuple[
 def left_out_line(qrels: str, counts: Iterable[int]) -> str:
     """Return a message that says how many judgements of the file `qrels` are left out; "" if none is. counts: the two
     numbers that `count_left_out` returns."""
-    named = [f"{count:,} of an unknown {side}" for side, count in zip(SIDES, counts, strict=True) if count]
+    words = (SIDES[0], f"{SIDES[1]} (an evaluation counts it as not found, as trec_eval does)")
+    named = [f"{count:,} of an unknown {side}" for side, count in zip(words, counts, strict=True) if count]
     return f"{qrels}: judgements left out: {' and '.join(named)}" if named else ""

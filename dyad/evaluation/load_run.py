@@ -67,7 +67,8 @@ def run_folder_of(path: str) -> Path:
     """
     folder = without_best(Path(path).expanduser())
     if not folder.is_dir():
-        hint = nearest(folder.name, [beside.name for beside in folder.parent.glob("*")])
+        beside = [other.name for other in folder.parent.glob("*")]
+        hint = nearest(folder.name, [*beside, *(f"{name}@best" for name in beside)])
         raise ConfigError(f"'{path}' is no folder.{hint} Give a run folder, e.g. runs/NAME")
     runs = sorted(str(config.parent) for config in folder.glob("*/config.yaml"))
     if runs and not (folder / "config.yaml").exists():

@@ -108,7 +108,7 @@ def _entries(config: TrainConfig) -> Iterator[SuiteEntry]:
         yield SuiteEntry(KINDS[kind], "val", "data.val", str(val), val, config.data, config.has_texts)
     embeds = (config.has_images or config.has_texts) and task is not Task.language_model
     legal = {name: kind for name, kind in KINDS.items() if kind.task is task or (kind.task is None and embeds)}
-    names = ["val"]
+    names = ["val"]  # taken even without data.val: the results of a suite must not replace those of a run's data.val
     for spec in config.eval.suite:
         kind, _, target = str(spec).partition(":")  # from Python anything may come, such as rows in memory
         if kind not in legal or not target:

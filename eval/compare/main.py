@@ -33,7 +33,7 @@ FORMULA = ("=", "+", "-", "@", "\t", "\r")  # a spreadsheet takes a cell that be
 OWN, EACH = 26, 14  # characters of a line for status, steps and loss, and for each metric
 Runs = Mapping[str, RunFolder]  # by name
 Keys = Mapping[str, Mapping[str, str]]  # dotted key → name of a run → its value as text
-Metrics = Mapping[tuple[str, str], bool]  # (data set, metric) → whether a higher value is known to be better
+Metrics = Mapping[tuple[str, str], bool]  # (data set, metric) → whether the run with the highest value is the best
 
 
 def main() -> None:
@@ -98,15 +98,25 @@ def _text(value: Any) -> str:
 
 
 def headlines(runs: Runs) -> Metrics:
-    """Return (data set, headline metric) → whether a higher value is known to be better, in the order of the columns.
+    """Return (data set, headline metric) → whether the run with the highest value is the best, in order of the columns.
 
-    First come the metrics with a known direction, of them first those of data.val. The direction is known for the tasks
-    of KINDS (eval/results/kinds.py), in which a higher headline is better, and unknown for tasks of plugins. Results
-    without metrics are left out.
+    It is, if all runs were evaluated on the same data, for the tasks of KINDS (eval/results/kinds.py), in which a
+    higher headline is better; the direction of tasks of plugins is unknown. These metrics come first, of them first
+    those of data.val. Results without metrics are left out.
     """
     results = [result for run in runs.values() for result in run.results if result["metrics"]]
-    found = {(result["dataset"], headline(result["metrics"])): result["task"] in KINDS for result in results}
+    same = {name: len(data_of(runs, name)) == 1 for name in {result["dataset"] for result in results}}
+    found = {(r["dataset"], headline(r["metrics"])): r["task"] in KINDS and same[r["dataset"]] for r in results}
     return dict(sorted(found.items(), key=lambda item: (not item[1], item[0][0] != "val", item[0])))
+
+
+def data_of(runs: Runs, dataset: str) -> list[str]:
+    """Return the different data on which runs were evaluated under the name `dataset`, each as its source and sizes."""
+    results = [result for run in runs.values() for result in run.results if result["dataset"] == dataset]
+    sizes = [{m.removeprefix("num_"): score(r, m).value for m in r["metrics"] if m.startswith("num_")} for r in results]
+    texts = (", ".join(f"{number(count)} {name}" for name, count in of.items()) for of in sizes)
+    named = (f"{r.get('source')}{text and f' ({text})'}" for r, text in zip(results, texts, strict=True))
+    return [*dict.fromkeys(named)]
 
 
 def best_first(runs: Runs, metrics: Metrics) -> Runs:
@@ -139,8 +149,8 @@ def key_tables(keys: Keys) -> Iterator[Any]:
 def score_tables(runs: Runs, metrics: Metrics, width: int) -> Iterator[Any]:
     """Yield Rich tables with a row for each run: its status, steps and loss, and scores.
 
-    A table has as many metrics as fit into `width` characters, at least one. "*" marks the best value of a metric with
-    a known direction.
+    A table has as many metrics as fit into `width` characters, at least one. "*" marks the best value of a metric that
+    is True in `metrics`.
     """
     found = {m: {name: score_of(run, m) for name, run in runs.items()} for m in metrics}
     best = {m: max((s.value for s in found[m].values() if s.value is not None), default=None) for m in metrics}
@@ -163,13 +173,14 @@ def _cell(found: Score, is_best: bool) -> str:
 
 
 def notes(runs: Runs, metrics: Metrics) -> Iterator[str]:
-    """Yield sentences on the tables of scores: what is in a cell, and which data sets have several sources."""
+    """Yield sentences on the tables of scores: what is in a cell, and which runs were evaluated on different data."""
     if metrics:
-        yield "* best of the column; below a value: its 95 % interval"
+        yield f"{'* best of the column; ' * any(metrics.values())}below a value: its 95 % interval"
     for dataset in dict.fromkeys(dataset for dataset, _ in metrics):
-        results = (result for run in runs.values() for result in run.results if result["dataset"] == dataset)
-        if len(sources := dict.fromkeys(str(result.get("source")) for result in results)) > 1:
-            yield printable(f"{dataset}: the runs were evaluated on different sources: {', '.join(sources)}")
+        if len(different := data_of(runs, dataset)) > 1:
+            yield printable(
+                f"{dataset}: no run is marked, as they were evaluated on different data: {'; '.join(different)}"
+            )
 
 
 def as_csv(runs: Runs, keys: Keys, metrics: Metrics) -> str:

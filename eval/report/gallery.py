@@ -2,6 +2,7 @@
 
 import base64
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -66,15 +67,16 @@ def _item_view(item: Item, path: Path | None) -> View:
         "title": item.get("title") or "",
         "text": "".join(text for text, _ in parts),
         "parts": parts,
-        "picture": path and f"data:image/webp;base64,{_base64(path)}",
+        "picture": path and _data_url(path),
         "score": finite(item.get("score")),
         "right": bool(item.get("right")),
     }
 
 
-def _base64(path: Path) -> str:
-    with open_foreign(path) as file:
-        return base64.b64encode(file.read()).decode()
+def _data_url(path: Path) -> str | None:
+    """Return a thumbnail as a data: URL; None if the file cannot be read."""
+    with suppress(OSError), open_foreign(path) as file:
+        return f"data:image/webp;base64,{base64.b64encode(file.read()).decode()}"
 
 
 def _metric_text(value: Mapping[str, Any]) -> str:

@@ -23,17 +23,20 @@ METRICS, LOG = "metrics.jsonl", "log.txt"
 LONGEST = 1 << 20  # bytes of a line
 FAILURES = 1000  # how many of the last hardware failures are read
 RESUMED = re.compile(rb"going on at step (\d{1,15}) from ")
+TAKEN = b". Taken: objective."  # of dyad/run/calibrate.py
+NUMBER = re.compile(rb"(objective\.(?:temperature|init_bias))=(-?\d+(?:\.\d+)?(?:e[-+]\d+)?)")
 
 
 @dataclass(frozen=True)
 class RunFolder:
     """The content of a run folder.
 
-    config_text: config.yaml without secrets. options: its values, dotted key → value. state: run_state.json, {} if it
-    is missing or cannot be used. history: metric → step → value, from metrics.jsonl. results: the results in
-    eval/*.json, without files for other tools. state and results have the form defined in eval/results/shapes.py.
-    resumed_at: the steps at which the run was started again. failures: the last records of restarts.jsonl, at most
-    FAILURES. unread: a line of text for each part that could not be read.
+    config_text: config.yaml without secrets. options: its values, dotted key → value; but the temperature and bias that
+    the run took from its initial weights, as log.txt says. state: run_state.json, {} if it is missing or cannot be
+    used. history: metric → step → value, from metrics.jsonl. results: the results in eval/*.json, without files for
+    other tools. state and results have the form defined in eval/results/shapes.py. resumed_at: the steps at which the
+    run was started again. failures: the last records of restarts.jsonl, at most FAILURES. unread: a line of text for
+    each part that could not be read.
     """
 
     path: Path
@@ -62,17 +65,32 @@ def read_run(path: Path) -> RunFolder:
     names = ("eval", METRICS, LOG, RESTARTS)
     links = [name for name in names if (path / name).exists() and not leads_inside(path / name, path)]
     unread = [f"{name} is not read: it lies outside this folder" for name in links]
+    resumed_at, taken = _read_log(path, unread.append)
     return RunFolder(
         path,
         OmegaConf.to_yaml(config),
-        flat(config),
+        flat(config) | taken,
         read_object(path, "run_state.json", STATE, unread.append) or {},
         read_history(_records(path, METRICS, unread.append)),
         [found for name in result_files(path) if (found := read_object(path, name, RESULT, unread.append))],
-        sorted({int(found[1]) for line in _lines(path, LOG, unread.append) if (found := RESUMED.search(line))}),
+        resumed_at,
         list(deque(_records(path, RESTARTS, unread.append), FAILURES)),
         unread,
     )
+
+
+def _read_log(path: Path, log: Callable[[str], None]) -> tuple[list[int], dict[str, float]]:
+    """Read log.txt; return (the steps at which the run was started again, what it took from its initial weights).
+
+    The latter is dotted key → value, without those of auxiliary losses (also.NAME). log: called as by `_lines`.
+    """
+    steps, taken = set[int](), dict[str, float]()
+    for line in _lines(path, LOG, log):
+        if found := RESUMED.search(line):
+            steps.add(int(found[1]))
+        if TAKEN in line and b" | also." not in line:
+            taken |= {key.decode(): float(value) for key, value in NUMBER.findall(line, line.index(TAKEN))}
+    return sorted(steps), taken
 
 
 def _records(path: Path, name: str, log: Callable[[str], None]) -> Iterator[dict[str, Any]]:

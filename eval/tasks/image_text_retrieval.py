@@ -19,6 +19,7 @@ import numpy as np
 
 from dyad.data.base.arrays import evenly_spaced
 from dyad.data.image_text.items import RetrievalSet
+from dyad.data.shards.content_keys import content_key
 from dyad.eval.encode.encoder import Encoder, Evaluator, Report
 from dyad.eval.metrics.bootstrap import Values, comparison, summary
 from dyad.eval.metrics.matches import Labels, Matches
@@ -32,6 +33,8 @@ from dyad.eval.tasks.baselines import untrained_encoder
 from dyad.train.distributed.agreement import rank_0_only
 from dyad.train.distributed.world import World
 from dyad.train.eval_config import Truth
+
+AT_ONCE = 1024  # queries whose right pairs are in memory at a time
 
 
 def match_pairs(
@@ -77,6 +80,18 @@ def chance_recall(right: np.ndarray, m: int, k: int) -> float:
     return float((1.0 - missed).mean())
 
 
+def distinct_right(matches: Matches, keys: np.ndarray) -> np.ndarray:
+    """Return how many different right items each of n queries has, int64 (n,). keys (m,): equal for equal items."""
+    n, m = matches.shape
+    number = np.unique(keys, return_inverse=True)[1]
+    counts = []
+    for start in range(0, n, AT_ONCE):
+        stop = min(start + AT_ONCE, n)
+        row, item = matches.pairs(start, stop)
+        counts.append(np.bincount(np.unique(row * m + number[item]) // m, minlength=stop - start))
+    return np.concatenate(counts)
+
+
 @dataclass(frozen=True)
 class Direction:
     """A search in one direction, for example from images to texts: n queries, m items and their right pairs.
@@ -85,7 +100,8 @@ class Direction:
     functions that return the gallery entry of the query or item with a given index. keys (n,): content keys of the
     queries; a gallery shows one query of each key. groups (n,): the group of each query, for example its class; a
     gallery shows different groups first. world: all its processes search together. spec: the specification of a FAISS
-    index; an approximate one finds `depth` items, and at least ANSWERS, for a query.
+    index; an approximate one finds `depth` items, and at least ANSWERS, for a query. item_keys (m,): equal for items
+    that are equal and right for the same queries; None: all items differ.
     """
 
     title: str
@@ -99,6 +115,18 @@ class Direction:
     world: World
     spec: str = EXACT
     depth: int = ANSWERS
+    item_keys: np.ndarray | None = None
+
+    def chance(self, recall_k: Sequence[int]) -> dict[str, float]:
+        """Return the chance level of R@K for each K: the mean R@K if the different items are ranked at random.
+
+        Equal items have equal scores, so they stand together in every ranking. The first K of m items are taken for
+        ⌈K·d / m⌉ of the d different ones, which is exact if each of these occurs equally often.
+        """
+        m = self.matches.shape[1]
+        keys = np.arange(m) if self.item_keys is None else self.item_keys
+        right, d = distinct_right(self.matches, keys), len(np.unique(keys))
+        return {f"R@{k}": chance_recall(right, d, -(-k * d // m)) for k in recall_k}
 
     def right(self, query: int) -> np.ndarray:
         """Return the indices of the right items of the query with index `query`."""
@@ -180,11 +208,8 @@ class Retrieval(Evaluator):
     def report(self, encode: Encoder, examples: int | None = None) -> Report:
         thumbnails = Thumbnails(self.data.images)
         searched = self._searched(encode, thumbnails)
-        chance = {
-            f"{name}_R@{k}": chance_recall(way.ranked.ranking.right, way.matches.shape[1], k)
-            for name, way in searched.items()
-            for k in self.recall_k
-        }
+        levels = {name: way.chance(self.recall_k) for name, way in searched.items()}
+        chance = {f"{name}_{metric}": level for name, of in levels.items() for metric, level in of.items()}
         details: dict[str, Any] = {"truth": str(self.truth)}
         if self.index != EXACT:
             details["search"] = {name: way.ranked.how for name, way in searched.items()}
@@ -212,12 +237,16 @@ class Retrieval(Evaluator):
         """
         data, image, caption = self.data, partial(self._image, thumbnails), self._caption
         x_nD, y_mD = encode("x", data.images), encode("y", data.texts)
-        to_text, to_image = match_pairs(data.owner, data.image_keys, data.text_keys, self.truth)
-        keys, of_captions = data.image_keys, (data.text_keys, data.image_keys[data.owner])
         how = (encode.world, self.index, max(self.recall_k))
+        of_images, of_texts = match_pairs(data.owner, data.image_keys, data.text_keys, self.truth)
+        image_side = (image, caption, data.image_keys, data.image_keys)
+        text_side = (caption, image, data.text_keys, data.image_keys[data.owner])
+        texts = images = None
+        if self.truth is Truth.keys:  # with pairs, of equal items only one is right
+            texts, images = np.array([content_key(text.encode()) for text in data.texts.texts]), data.image_keys
         return {
-            "image_to_text": Direction("picture → texts", x_nD, y_mD, to_text, image, caption, keys, keys, *how),
-            "text_to_image": Direction("text → pictures", y_mD, x_nD, to_image, caption, image, *of_captions, *how),
+            "image_to_text": Direction("picture → texts", x_nD, y_mD, of_images, *image_side, *how, texts),
+            "text_to_image": Direction("text → pictures", y_mD, x_nD, of_texts, *text_side, *how, images),
         }
 
     def _metrics(self, searched: Searched) -> dict[str, float]:

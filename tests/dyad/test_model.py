@@ -210,6 +210,25 @@ def test_one_that_is_no_list_is_one_row(run: Path, texts: Path, images: Path) ->
         assert index.items == [0] and np.array_equal(index.embeddings, model.encode_image(image))
 
 
+def test_images_that_cannot_be_read_stop_or_are_left_out(
+    run: Path, images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model, folder = dyad.load(run, "cpu"), tmp_path / "pictures"
+    shutil.copytree(images, folder)
+    (folder / "10.webp").write_bytes((folder / "10.webp").read_bytes()[:80])
+    (folder / "empty.jpg").touch()
+    with raises(dyad.DataError, "10.webp"):
+        model.index(folder)
+    index, sound = model.index(folder, on_error="skip"), sorted({*images.iterdir()} - {images / "10.webp"})
+    assert [Path(item).name for item in index.items] == [path.name for path in sound]
+    assert np.array_equal(index.embeddings, model.encode_image(sound))
+    said = capsys.readouterr().err.splitlines()
+    assert len(said) == 2 and "left out: " in said[0] and "10.webp" in said[0] and "empty.jpg" in said[1]
+    assert model.index([folder / "empty.jpg", np.zeros((4, 4, 3), np.uint8)], on_error="skip").items == [1]
+    of_shards = model.index(SHARD, on_error="skip")
+    assert of_shards.items == model.index(SHARD).items
+
+
 def test_paths_begin_in_the_home_folder(run: Path, images: Path, tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setenv("HOME", str(images.parent))
     model = dyad.load(run, "cpu")  # a Path
@@ -234,12 +253,15 @@ def test_mistakes_are_said_in_one_line(run: Path, texts: Path, images: Path, tmp
         (dyad.ConfigError, "", lambda: of_texts.search(model.index(images), "a")),
         (dyad.DataError, tmp_path, lambda: dyad.Index.load(tmp_path)),
         (dyad.ConfigError, "runs/nowhere", lambda: dyad.load("runs/nowhere")),
+        (dyad.ConfigError, f"{run.name}@best", lambda: dyad.load(f"{run}@bst")),
         (dyad.ConfigError, "beir:x", lambda: dyad.evaluate(model, ["beir:x"])),
         (dyad.ConfigError, "width 3", lambda: model.search(dyad.Index(["a"], np.ones((1, 3)), model.identity), "a")),
         (dyad.ConfigError, "width 3", lambda: model.similarity(np.ones((1, 3)), np.ones((1, 2)))),
         (dyad.ConfigError, "k=0", lambda: model.search(model.index(images), "a", k=0)),
         (dyad.ConfigError, "'LSH'", lambda: model.index(images, spec="LSH")),
         (dyad.ConfigError, "set", lambda: model.index({"a.png"})),  # type: ignore[arg-type]
+        (dyad.ConfigError, "on_error='drop'", lambda: model.index(images, on_error="drop")),  # type: ignore[arg-type]
+        (dyad.ConfigError, "model.index(FOLDER)", lambda: model.encode_image(images)),
         (dyad.ConfigError, "eval.suite", lambda: dyad.evaluate(model, [{"question": "a"}])),  # type: ignore[list-item]
         (dyad.ConfigError, "no path", lambda: dyad.batches([{"text": "a"}], model=model)),  # type: ignore[arg-type]
         (dyad.ConfigError, "no path", lambda: dyad.evaluate(of_texts, val=[{"text": "a"}])),  # type: ignore[arg-type]

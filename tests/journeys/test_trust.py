@@ -1,6 +1,7 @@
 """The trust boundary, piece by piece: what is never called, what strangers' files can do, what is never shown. The same
 through the commands: tests/faults/test_strangers.py."""
 
+import argparse
 import ast
 import hashlib
 import json
@@ -150,19 +151,30 @@ def test_the_canary_sings(tmp_path: Path) -> None:
     assert (tmp_path / "canary").exists()
 
 
-@pytest.mark.parametrize("tower", ["open_clip", "timm"])
-@pytest.mark.parametrize("suffix", [".pt", ".pth", ".bin", ".npy", ".npz", ".safetensors"])
-def test_pretrained_weights_that_are_pickles(tmp_path: Path, canary: Path, suffix: str, tower: str) -> None:
-    path = tmp_path / f"weights{suffix}"
+def pretrained_by(path: Path, tower: str) -> TrainConfig:
     keys = {
         "open_clip": [f"model.name={ROOT / 'configs/model/tiny_clip.json'}", f"model.pretrained={path}"],
         "timm": ["model.image.kind=timm", "model.image.name=test_resnet", f"model.image.pretrained={path}"],
     }
-    config = compose_config(["experiment=emoji", *keys[tower], "model.text.kind=open_clip", "model.text.name=null"])
+    return compose_config(["experiment=emoji", *keys[tower], "model.text.kind=open_clip", "model.text.name=null"])
+
+
+@pytest.mark.parametrize("tower", ["open_clip", "timm"])
+@pytest.mark.parametrize("suffix", [".pt", ".pth", ".bin", ".npy", ".npz", ".safetensors"])
+def test_pretrained_weights_that_are_pickles(tmp_path: Path, canary: Path, suffix: str, tower: str) -> None:
+    path = tmp_path / f"weights{suffix}"
+    config = pretrained_by(path, tower)
     for write in (lambda: path.write_bytes(pickle.dumps(Canary(canary))), lambda: torch.save(Canary(canary), path)):
         write()
         with raises(ConfigError, path):
             build_model(config)
+
+
+def test_weights_beside_other_objects_are_refused_in_one_line(tmp_path: Path) -> None:
+    """As old checkpoints with their command line; torch's own message has ten lines with escape codes."""
+    torch.save({"state_dict": {}, "args": argparse.Namespace(lr=1)}, path := tmp_path / "weights.pt")
+    with raises(ConfigError, path, "argparse.Namespace", "state_dict"):
+        build_model(pretrained_by(path, "open_clip"))
 
 
 def _load(name: str, pretrained: bool) -> Any:

@@ -19,7 +19,7 @@ from dyad.eval.metrics.accuracy import TOP_K, top_k_accuracy
 from dyad.eval.metrics.bootstrap import Values
 from dyad.eval.metrics.trec import Qrels, Run, measures, ranked
 from dyad.eval.tasks.image_text_retrieval import chance_recall
-from dyad.eval.tasks.question_passage.question_sets import QuestionSet
+from dyad.eval.tasks.question_passage.question_sets import QuestionSet, SearchedCorpus
 
 JUDGED = ("nDCG@10", "Recall@100", "MRR@10", "MAP@100", *(f"Success@{k}" for k in TOP_K))
 DEEP = "Recall@1000"  # computed if at least 1000 passages are found for each question
@@ -113,30 +113,35 @@ class Judge:
         return self.hit(question, passage)
 
 
-def chance(qrels: Qrels, m: int) -> dict[str, float]:
+def chance(qrels: Qrels, corpus: SearchedCorpus) -> dict[str, float]:
     """Return metric → chance level for nDCG@10, Recall@100, MRR@10 and Success@K.
 
-    The chance level is the expected value, averaged over questions, if the m passages of the corpus are ranked at
-    random; all right passages count as being in the corpus. qrels: question id → passage id → grade. Without judgements
-    the result is {}.
+    The chance level is the expected value, averaged over questions, if the passages of the corpus are ranked at random;
+    a right passage that is not in the corpus is never found. qrels: question id → passage id → grade. Without
+    judgements the result is {}.
     """
     if not qrels:
         return {}
-    grades = [np.array([g for g in of.values() if g > 0], dtype=np.float64) for of in qrels.values()]
-    right = np.array([len(g) for g in grades])
+    m, judged = len(corpus), [{name: grade for name, grade in of.items() if grade > 0} for of in qrels.values()]
+    grades = [np.array([*of.values()], dtype=np.float64) for of in judged]
+    found = [of[corpus.positions([*names]) >= 0] for of, names in zip(grades, judged, strict=True)]  # in the corpus
+    right = np.array([len(of) for of in found])
     success = [0.0, *(chance_recall(right, m, k) for k in range(1, 11))]
     return {
-        "nDCG@10": float(np.mean([_chance_ndcg(g, m, 10) for g in grades])),
-        "Recall@100": min(100, m) / m * float((right > 0).mean()),
+        "nDCG@10": float(np.mean([_chance_ndcg(*of, m, 10) for of in zip(grades, found, strict=True)])),
+        "Recall@100": min(100, m) / m * float(np.mean(right / np.maximum([len(of) for of in grades], 1))),
         "MRR@10": sum((success[r] - success[r - 1]) / r for r in range(1, 11)),
         **{f"Success@{k}": chance_recall(right, m, k) for k in TOP_K},
     }
 
 
-def _chance_ndcg(grades: np.ndarray, m: int, k: int) -> float:
-    """Return the expected nDCG@k of one question if m passages are ranked at random. grades: of its right passages."""
+def _chance_ndcg(grades: np.ndarray, found: np.ndarray, m: int, k: int) -> float:
+    """Return the expected nDCG@k of one question if m passages are ranked at random.
+
+    grades: of its right passages. found: of those that are among the m passages.
+    """
     if not len(grades):
         return 0.0
     discount = 1 / np.log2(np.arange(2, k + 2))
     ideal = np.sort(grades)[::-1][:k]
-    return float(grades.sum() / m * discount[: min(k, m)].sum() / (ideal * discount[: len(ideal)]).sum())
+    return float(found.sum() / m * discount[: min(k, m)].sum() / (ideal * discount[: len(ideal)]).sum())

@@ -214,7 +214,7 @@ class PassageRetrieval(Evaluator):
         questions, passages = len(self.data.questions), len(self.data.corpus)
         sizes = {"num_questions": float(questions), "num_passages": float(passages)}
         metrics = {**own["metrics"], **searched.recall_metrics, **sizes}
-        return Report("passage_retrieval", metrics, chance(self.data.qrels, passages), details)
+        return Report("passage_retrieval", metrics, chance(self.data.qrels, self.data.corpus), details)
 
     # ---- cases -------------------------------------------------------------------------------------------------------
 

@@ -54,7 +54,8 @@ def test_judgements_of_unknown_ids_are_left_out(tmp_path: Path, capsys: pytest.C
         file.write("q0\td99\t1\nq99\td1\t1\nq98\td1\t0\n")
     for _ in range(2):
         rows = opened(folder)
-        assert "1 of an unknown question and 1 of an unknown passage" in capsys.readouterr().err
+        said = capsys.readouterr().err
+        assert "1 of an unknown question and 1 of an unknown passage (an evaluation counts it as not found" in said
         assert [rows.question(i) for i in range(len(rows))] == [whole.question(i) for i in range(len(whole))]
         assert [rows.row(i).positives.keys for i in range(len(rows))] == [
             whole.row(i).positives.keys for i in range(len(whole))

@@ -12,6 +12,7 @@ from helpers.report import CONFIG, passages, records, retrieval, write_run, zero
 
 from dyad.data.base.errors import ConfigError, HardwareError
 from dyad.eval.compare.main import main
+from dyad.train.run_folder.run_state import append_to_log
 
 METRIC = "image_to_text_R@1"
 
@@ -64,6 +65,15 @@ def test_keys_that_differ_and_scores_the_best_first(compared, tmp_path: Path) ->
     assert lines[17:] == ["* best of the column; below a value: its 95 % interval"]
 
 
+def test_a_temperature_that_weights_brought_is_the_one_compared(compared, tmp_path: Path) -> None:
+    """Of the run, not of an auxiliary loss; config.yaml has what was typed."""
+    said = "model.pretrained=w.pt knows temperature 0.01 (logit scale 100). Taken: objective.temperature={}"
+    first, second = run(tmp_path / "a"), run(tmp_path / "b")
+    for line in (said.format(0.01), f"also.slip: {said.format(0.2)}"):
+        append_to_log(second, line)
+    assert compared(first, second)[2:4] == ["objective.temperature 0.07 a", "0.01 b"]
+
+
 def test_every_line_fits_where_names_are_long_and_metrics_many(compared, tmp_path: Path) -> None:
     results = [valued(0.5, dataset=f"set-{n}") for n in range(3)]
     runs = [run(tmp_path / f"experiment-of-today-{n}", *results, model={"n": [n] * 40}) for n in range(2)]
@@ -81,10 +91,20 @@ def test_a_direction_that_is_not_known_marks_and_sorts_nothing(compared, tmp_pat
     assert lines[-3:-1] == ["a finished 200 2 1.000", "b finished 200 2 2"]
 
 
-def test_scores_of_other_data_are_told(compared, tmp_path: Path) -> None:
-    lines = compared(run(tmp_path / "a", valued(0.5)), run(tmp_path / "b", valued(0.5, source="other.tar")))
-    assert lines[-1] == "val: the runs were evaluated on different sources: shards/val.tar, other.tar"
-    assert sum("0.500*" in line for line in lines) == 2
+def test_scores_of_other_data_are_told_and_not_marked(compared, tmp_path: Path) -> None:
+    few = valued(0.5)
+    few["metrics"] |= {"num_images": 6.0}
+    others = {
+        "other.tar (60 images, 70 texts)": valued(0.5, source="other.tar"),
+        "shards/val.tar (6 images, 70 texts)": few,
+    }
+    worse = run(tmp_path / "a", valued(0.25))
+    for n, (data, better) in enumerate(others.items()):
+        lines = compared(worse, run(tmp_path / f"b{n}", better))
+        told = "val: no run is marked, as they were evaluated on different data: shards/val.tar (60 images, 70 texts); "
+        assert " ".join(lines).endswith(told + data)
+        assert not any("0.500*" in line or "0.250*" in line for line in lines)
+        assert [line[0] for line in lines if "finished" in line] == ["a", "b"]
 
 
 def test_the_table_as_csv_is_safe_in_a_spreadsheet(compared, tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import matplotlib
 import pytest
@@ -235,6 +235,15 @@ def test_only_thumbnails_of_the_data_set_are_shown(tmp_path: Path, name: str) ->
     answers = [item(0, score=0.5, right=True) | {"picture": name}]
     result = {**retrieval(), "gallery": {"text → pictures": [case("random", item(1), {"model": answers}, rank=1)]}}
     page = page_of(tmp_path / "run", results=[result])
+    assert "img" not in page.tags and "a red square" in page.text
+
+
+def test_a_thumbnail_that_cannot_be_read_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def denied(path: Path) -> NoReturn:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr("dyad.eval.report.gallery.open_foreign", denied)
+    page = page_of(tmp_path / "run", results=[retrieval()])
     assert "img" not in page.tags and "a red square" in page.text
 
 

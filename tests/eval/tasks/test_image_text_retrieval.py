@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from importlib import import_module
+from typing import Any
 
 import numpy as np
 import pytest
@@ -23,7 +24,14 @@ from helpers.eval import (
 from dyad.data.image_text.items import Captions, RetrievalSet
 from dyad.eval.encode.encoder import Encoder
 from dyad.eval.search.ranks import count_ranks
-from dyad.eval.tasks.image_text_retrieval import Retrieval, ViewRetrieval, chance_recall, match_pairs, rank_metrics
+from dyad.eval.tasks.image_text_retrieval import (
+    Direction,
+    Retrieval,
+    ViewRetrieval,
+    chance_recall,
+    match_pairs,
+    rank_metrics,
+)
 from dyad.train.eval_config import Truth
 
 captions = pytest.fixture(some_captions)
@@ -82,6 +90,20 @@ def test_chance_is_what_random_orders_score() -> None:
     hits = [[(rng.permutation(12)[:r] < 4).any() for r in right] for _ in range(4000)]
     assert chance_recall(right, 12, 4) == pytest.approx(np.mean(hits), abs=0.01)
     assert chance_recall(right, 12, 50) == 1.0
+
+
+def test_chance_of_captions_that_repeat() -> None:
+    """Equal captions have equal scores: what a model without any knowledge scores is less than among different ones."""
+    own, texts = np.arange(60), np.repeat(np.arange(20), 3)
+    for truth, keys in ((Truth.keys, texts), (Truth.pairs, None)):
+        matches, _ = match_pairs(own, own, texts, truth)
+        rank = [
+            count_ranks(unit_rows(60, 8, n), unit_rows(20, 8, 500 + n)[texts], matches, LOCAL).rank for n in range(300)
+        ]
+        shown: Any = None
+        direction = Direction("", own, own, matches, shown, shown, own, own, LOCAL, item_keys=keys)
+        measured = {f"R@{k}": np.mean(np.stack(rank) <= k) for k in (1, 5, 10)}
+        assert direction.chance((1, 5, 10)) == pytest.approx(measured, abs=0.02), truth
 
 
 @pytest.mark.parametrize("spec", ["Flat", "IVF5,Flat;nprobe=5", "HNSW32", "PQ4x4"])

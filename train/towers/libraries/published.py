@@ -33,8 +33,9 @@ def explain_errors(problem: str, advice: str = "") -> Iterator[None]:
     """Turn any Exception raised inside the `with` block into a ConfigError.
 
     The message is `problem`, the first line of the error, and `advice`; for weights that do not fit a model, `problem`
-    and the names of such weights. A ConfigError raised inside passes unchanged. Use it for code that reads untrusted
-    files, where libraries raise errors of many types.
+    and the names of such weights; for a pickle with other objects than weights, the class of the first. A ConfigError
+    raised inside passes unchanged. Use it for code that reads untrusted files, where libraries raise errors of many
+    types.
     """
     try:
         yield
@@ -43,6 +44,12 @@ def explain_errors(problem: str, advice: str = "") -> Iterator[None]:
     except Exception as error:
         if misfit := _misfit(str(error)):
             raise ConfigError(f"{problem}: {misfit}. Give whole weights of the same model") from error
+        if "Weights only load failed" in str(error):  # torch.load, whose message has escape codes and several lines
+            named, *_ = re.findall(r"GLOBAL (\S+) was not", str(error)) or ["another object"]
+            raise ConfigError(
+                f"{problem}: the file holds {named} beside weights, which is never unpickled. Save its state_dict "
+                "alone, as .safetensors or by torch.save"
+            ) from error
         raise ConfigError(f"{problem}: {first_line(error)}{advice and '. '}{advice}") from error
 
 

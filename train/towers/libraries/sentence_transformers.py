@@ -163,9 +163,11 @@ def fill_defaults(config: DictConfig) -> None:
         replaced = key == "model.text.dense" and config.model.embed_dim is not None
         if found and key in OF_TASK[config.task] and not replaced:
             if key in found.refused:
+                choices: type[Enum] = type(value)
                 raise ConfigError(
                     f"model.text.name={found.name} is a SentenceTransformer, and {found.refused[key]}, which {key} "
-                    "does not have. Choose a value to train with that one"
+                    f"does not have: its own embeddings cannot be computed. A run that trains it may set {key} to one "
+                    f"of {', '.join(choice.name for choice in choices)}"
                 )
             value = found.defaults.get(key, value)
             if key.endswith(".prefix") and objective.inputs == "scored pairs":

@@ -79,11 +79,13 @@ class OpenClipTokenizer:
 
     def full_lengths(self, texts: list[str]) -> list[int]:
         """Return the number of tokens of each text before it is cut, with those that begin and end a text."""
+        from open_clip.tokenizer import get_clean_fn
+
         own = self.tokenizer
         if (inner := getattr(own, "tokenizer", None)) is None:  # open_clip's SimpleTokenizer puts one at either end
             return [len(own.encode(text)) + 2 for text in texts]
-        cleaned = [own.clean_fn(text) for text in texts]
-        if own.tokenizer_mode == "clips":  # open_clip adds three tokens by itself
+        cleaned = [*map(getattr(own, "clean_fn", get_clean_fn("canonicalize")), texts)]  # SigLipTokenizer's is fixed
+        if getattr(own, "tokenizer_mode", "") == "clips":  # open_clip adds three tokens by itself
             return [count + 3 for count in _full_lengths(inner, cleaned, add_special_tokens=False)]
         return _full_lengths(inner, cleaned)
 
@@ -111,9 +113,11 @@ class TextTokenizer:
         """
         least = self.tokenizer.num_special_tokens_to_add(pairs is not None) + 1
         if not least <= length <= self.limit:
+            near = min(max(length, least), self.limit)
             raise ConfigError(
-                f"texts of {length} tokens: this model takes {least} to {self.limit}. Change data.question.length or "
-                "data.passage.length, or say what the model takes by model.text.context_length"
+                f"texts of {length} tokens: this model takes {least} to {self.limit}. Set data.question.length and "
+                f"data.passage.length, where they are {length}, to {near}. A model whose number of positions is not "
+                "limited takes more by model.text.context_length"
             )
         tokens = _tokens(self.tokenizer, texts, pairs, padding="longest", max_length=length)
         missing = padded_length(tokens.shape[1], length) - tokens.shape[1]

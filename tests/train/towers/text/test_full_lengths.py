@@ -8,6 +8,7 @@ import pytest
 import torch
 from helpers import tiny_bert
 from helpers.towers import ARCHITECTURES, MINILM, transformers_tower, with_text
+from open_clip.tokenizer import SigLipTokenizer
 from transformers import AutoTokenizer
 
 from dyad.data.batch import PADDING
@@ -78,6 +79,15 @@ def test_open_clip(kind: str, tmp_path: Path) -> None:
     check(tokenize, LENGTH)
     if kind == "bytes":
         assert tokenize.full_lengths(["frog", "A  FROG!", "frog " * 100]) == [3, 5, 102]
+
+
+def test_siglip_of_open_clip() -> None:
+    """The tokenizer of a config whose name has "siglip", here with the words of another: its own are downloaded."""
+    own = SigLipTokenizer.__new__(SigLipTokenizer)
+    own.tokenizer, own.context_length = AutoTokenizer.from_pretrained(location_of(MINILM)), LENGTH
+    tokenize = OpenClipTokenizer(own, None)
+    check(tokenize, LENGTH)
+    assert tokenize.full_lengths(["frog", "A  frog!?"]) == [3, 4]
 
 
 def test_prompts_and_answers(tmp_path: Path) -> None:
