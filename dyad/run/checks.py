@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from dyad.data.base.errors import ConfigError, nearest, raise_broken
 
 if TYPE_CHECKING:
+    from dyad.data.config import DataConfig
     from dyad.train.config import TrainConfig
 
 
@@ -125,7 +126,7 @@ def training_files(config: TrainConfig) -> list[str]:
     if config.task is Task.sequence:
         return sequence_files(config.data.train, config.data)
     if config.task in LISTED:
-        return named_files(config.data.train, config.data)
+        return named_files(config.data.train, row_settings(config))
     if config.has_images:
         options = table_options(config.data, captioned=config.task is Task.image_text)
         sources = parse_sources(config.data.train, tables=checked_tables(options))
@@ -134,6 +135,15 @@ def training_files(config: TrainConfig) -> list[str]:
 
         sources = text_sources(config.data.train, config.data, checked_tables)
     return [file for source in sources for file in source.shards]
+
+
+def row_settings(config: TrainConfig) -> DataConfig:
+    """Return config.data as it is for rows of data.train: data.teacher is a PairScore if the objective learns pairs."""
+    from dyad.data.question_passage.formats import PairScore
+
+    if config.data.teacher is None or config.objective.inputs != "scored pairs":
+        return config.data
+    return replace(config.data, teacher=PairScore(config.data.teacher))
 
 
 def _check_batch(config: TrainConfig) -> None:
