@@ -19,7 +19,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from dyad.data.base.errors import ConfigError
 from dyad.train.config import DistConfig, Parallel
 from dyad.train.distributed.sharded_tensors import split_sharded
-from dyad.train.distributed.world import World
+from dyad.train.distributed.world import World, linked
 from dyad.train.towers.layers import layers_of
 from dyad.train.towers.text.rows import Grouped
 from dyad.train.towers.tower import Tower, TwoTower
@@ -105,4 +105,5 @@ def _mesh(size: int, world: World) -> DeviceMesh:
     copies = world.size // size
     if copies == 1:
         return init_device_mesh(world.device.type, (size,))
-    return init_device_mesh(world.device.type, (copies, size), mesh_dim_names=("copy", "shard"))
+    with linked(world):
+        return init_device_mesh(world.device.type, (copies, size), mesh_dim_names=("copy", "shard"))

@@ -32,6 +32,10 @@ def test_shares_collectives_and_checkpoints(world_size: int, tmp_path: Path) -> 
     launch("dist_sharded.py", world_size, "state", str(tmp_path))
 
 
+def test_an_abort_ends_what_waits_in_a_group_of_the_mesh() -> None:
+    launch("dist_mesh.py", 4)
+
+
 @pytest.mark.linux
 def test_no_rank_holds_all_weights_of_a_model_in_files(tmp_path: Path) -> None:
     tiny_decoder.write(tmp_path / "small")
