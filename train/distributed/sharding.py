@@ -39,7 +39,8 @@ def shard_size(config: DistConfig, world_size: int, ranks_per_machine: int | Non
     ranks_per_machine = ranks_per_machine or int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     size = config.shard_size or (world_size if config.name is Parallel.fsdp2 else ranks_per_machine)
     if world_size % size:
-        raise ConfigError(f"dist.shard_size={size}: does not divide the {world_size} processes")
+        choices = ", ".join(str(n) for n in range(1, world_size + 1) if world_size % n == 0)
+        raise ConfigError(f"dist.shard_size={size}: does not divide the {world_size} processes. Choices: {choices}")
     return size
 
 

@@ -111,5 +111,5 @@ def test_refusals(config: dict[str, object], named: str) -> None:
 
 
 def test_a_shard_size_that_does_not_divide_the_processes() -> None:
-    with raises(ConfigError, "dist.shard_size=3"):
+    with raises(ConfigError, "dist.shard_size=3", "1, 2, 4, 8"):
         shard_size(DistConfig(name=Parallel.fsdp2, shard_size=3), 8)
