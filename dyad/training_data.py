@@ -24,7 +24,6 @@ from dyad.data.loading.loader import BatchSource
 from dyad.data.loading.order import Order
 from dyad.data.question_passage.catalogue import passage_catalogue
 from dyad.data.question_passage.dataset import QuestionPassage
-from dyad.data.question_passage.formats import PairScore
 from dyad.data.question_passage.negatives import MinedNegatives
 from dyad.data.question_passage.prompts import PromptAnswers
 from dyad.data.question_passage.questions import QuestionRows, open_questions
@@ -38,6 +37,7 @@ from dyad.data.shards.sources import parse_sources, written_sources
 from dyad.data.shards.storage import sha256_of
 from dyad.data.tables.prepare import prepared_tables, table_options
 from dyad.eval.search.index_spec import check_spec
+from dyad.run.checks import row_settings
 from dyad.run.class_names import class_inputs, open_labelled
 from dyad.train.config import Task, TrainConfig
 from dyad.train.losses import OBJECTIVES
@@ -190,12 +190,10 @@ def _of_questions(
 
     dataset_class: the class of the dataset. If data.negatives.file is given, the dataset has its mined hard negatives.
     """
-    data, passage, negatives = config.data, config.data.passage, config.data.negatives
-    if data.teacher is not None and config.objective.inputs == "scored pairs":
-        data = replace(data, teacher=PairScore(data.teacher))
+    passage, negatives = config.data.passage, config.data.negatives
     if negatives.refresh_every:
         check_spec(negatives.mining.index)
-    questions = open_questions(data.train, data)
+    questions = open_questions(config.data.train, row_settings(config))
     mined = MinedNegatives(negatives.file, questions) if negatives.file else None
     dataset = dataset_class(questions, model.tokenize, config.data, config.seed, mined)
     fingerprint = hashlib.sha256(f"{questions.fingerprint} {mined.fingerprint if mined else ''}".encode()).hexdigest()

@@ -320,6 +320,12 @@ class TrainConfig:
         return bool(self.data.val or self.eval.suite or self.also)
 
     @property
+    def learns_by_chunks(self) -> bool:
+        """Whether chunk_size changes a loss: with batch norms per chunk, also of an auxiliary loss without its own."""
+        auxiliary = [text for text in map(str, self.also.values()) if "chunk_size=" not in text]
+        return any(BatchNorm.per_chunk in text for text in [self.model.batch_norm, *auxiliary])
+
+    @property
     def has_images(self) -> bool:
         """Whether the x items are images. Otherwise they are texts or, with task=sequence, ids or feature vectors."""
         return ITEMS.get(self.task, self.data.items) is ItemKind.pictures

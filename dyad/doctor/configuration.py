@@ -44,7 +44,7 @@ from dyad.data.shards.storage import open_buffered, open_ranges, scheme_of, stat
 from dyad.data.tables.folders import tables_of
 from dyad.doctor.machine import size_text
 from dyad.doctor.texts import cut_texts
-from dyad.run.checks import check_sweep, training_files
+from dyad.run.checks import check_sweep, row_settings, training_files
 from dyad.run.components import describe_batch_norms
 from dyad.train.config import LISTED, ImageTower, Task, TextTower, TrainConfig, Wandb
 from dyad.train.run_folder.folder import folder_of, is_finished, resume_mode, run_folder, steps
@@ -219,7 +219,7 @@ def _check_row(fields: dict[str, Any], where: str, config: TrainConfig) -> bool:
         elif QUERIES in where:
             query_of(fields)
         else:
-            record = record_of(fields, config.data.passage, config.data.relevance, config.data.teacher)
+            record = record_of(fields, config.data.passage, config.data.relevance, row_settings(config).teacher)
             return any(getattr(record, name, ()) for name in config.data.negatives.lists)
     except BadRow as bad:
         raise DataError(f"{where}: {bad}") from bad

@@ -190,11 +190,13 @@ def _optimiser(job: Translation) -> None:
     Must run after `_direct`, whose optim.beta1, beta2 and eps it moves to optim.options for an optimiser of timm. For
     timm/adamw, and for AdamW and models that are no ViT, beta2 and eps get the defaults there, if no flag gives them.
     Refuses an optimiser that is neither AdamW nor timm's, and --momentum without timm. Raises ConfigError for one of
-    timm's without --lr, and for a cooldown whose number of steps is unknown.
+    timm's without --lr or with one of --beta1 and --beta2 alone, and for a cooldown whose number of steps is unknown.
     """
     _, is_timm, name = job.text("opt").lower().rpartition("timm/")
     if is_timm and "lr" not in job.given:
         raise ConfigError(f"--opt {job.text('opt')}: say its learning rate, --lr: each one of timm has its own")
+    if is_timm and ("beta1" in job.given) != ("beta2" in job.given):
+        raise ConfigError(f"--opt {job.text('opt')}: open_clip wants --beta1 and --beta2 both, or neither")
     if is_timm and name != "adamw":
         job.set("optim.name", name)
         betas = [job.keys.pop(f"optim.{key}", "") for key in ("beta1", "beta2")]

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from dyad.data.base.errors import ConfigError, nearest, raise_broken
 
 if TYPE_CHECKING:
+    from dyad.data.config import DataConfig
     from dyad.train.config import TrainConfig
 
 
@@ -43,16 +44,18 @@ def check_sweep(arguments: Sequence[str], configs: Sequence[TrainConfig]) -> Non
     loss of a run reads a key of the command line (`refuse_unread`), or if two runs have the same run folder. Of a plan
     (keys plan.*), batch and folder are not checked.
     """
-    from dyad.train.cli.also import auxiliary_configs
+    from dyad.train.cli.also import auxiliary_configs, errors_of
     from dyad.train.cli.unread_keys import refuse_unread
     from dyad.train.run_folder.folder import run_folder
 
     for config in configs:
         check_config(config)
-    auxiliary = [own for config in configs for own in auxiliary_configs(config).values()]
-    refuse_unread(arguments, configs, auxiliary)
-    for own in [*configs, *auxiliary]:
-        if not own.planned:
+    auxiliary = [loss for config in configs for loss in auxiliary_configs(config).items()]
+    refuse_unread(arguments, configs, [own for _, own in auxiliary])
+    for config in configs:
+        _check_batch(config)
+    for name, own in auxiliary:
+        with errors_of(name):
             _check_batch(own)
     folders = [run_folder(config) for config in configs if not config.planned]
     if shared := next((folder for folder in folders if folders.count(folder) > 1), None):
@@ -68,7 +71,7 @@ def check_config(config: TrainConfig) -> None:
     a batch, is checked by `check_sweep` alone. Raises DataError for a table or log that cannot be read. Of a plan (keys
     plan.*) without plan.dry_run, only the values are checked, and task=sequence is refused.
     """
-    from dyad.train.cli.also import auxiliary_configs, refuse_keys_of_shared_towers
+    from dyad.train.cli.also import auxiliary_configs, errors_of, refuse_keys_of_shared_towers
     from dyad.train.config import Task
     from dyad.train.config_rules import check_values
     from dyad.train.run_folder.folder import check_run
@@ -84,11 +87,9 @@ def check_config(config: TrainConfig) -> None:
         return
     _check_loss(config)
     for name, auxiliary in auxiliary_configs(config).items():
-        try:
+        with errors_of(name):
             _check_loss(auxiliary)
             refuse_keys_of_shared_towers(config, auxiliary)
-        except ConfigError as error:
-            raise ConfigError(f"also.{name}: {error}") from error
     check_tracking(config.tracking)
     raise_broken(_path_rules(config))
     check_run(config)
@@ -125,7 +126,7 @@ def training_files(config: TrainConfig) -> list[str]:
     if config.task is Task.sequence:
         return sequence_files(config.data.train, config.data)
     if config.task in LISTED:
-        return named_files(config.data.train, config.data)
+        return named_files(config.data.train, row_settings(config))
     if config.has_images:
         options = table_options(config.data, captioned=config.task is Task.image_text)
         sources = parse_sources(config.data.train, tables=checked_tables(options))
@@ -136,11 +137,20 @@ def training_files(config: TrainConfig) -> list[str]:
     return [file for source in sources for file in source.shards]
 
 
+def row_settings(config: TrainConfig) -> DataConfig:
+    """Return config.data as it is for rows of data.train: data.teacher is a PairScore if the objective learns pairs."""
+    from dyad.data.question_passage.formats import PairScore
+
+    if config.data.teacher is None or config.objective.inputs != "scored pairs":
+        return config.data
+    return replace(config.data, teacher=PairScore(config.data.teacher))
+
+
 def _check_batch(config: TrainConfig) -> None:
     """Raise ConfigError if an epoch has fewer samples than a batch, or takes no sample of a source.
 
     Nothing is checked if the number of samples is not known quickly (`most_samples`, whose errors are raised), for
-    streams, data.rare and task=sequence, and in a process that torchrun started.
+    plans, streams, data.rare and task=sequence, and in a process that torchrun started.
     """
     from dyad.data.cli.counts import most_samples
     from dyad.data.config import Mode
@@ -148,7 +158,8 @@ def _check_batch(config: TrainConfig) -> None:
     from dyad.data.shards.sources import written_sources
     from dyad.train.config import Task
 
-    if config.data.mode is Mode.stream or config.data.rare is not None:  # these have an order of samples of their own
+    # streams and rare classes have an order of samples of their own
+    if config.planned or config.data.mode is Mode.stream or config.data.rare is not None:
         return
     if config.task is Task.sequence:  # its samples are windows, whose number is not known yet
         return

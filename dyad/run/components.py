@@ -10,7 +10,7 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from dyad.data.base.errors import ConfigError, UserError
+from dyad.data.base.errors import ConfigError
 from dyad.data.config import AUTO, DrawnPositives
 from dyad.data.loading.order import Order, local_rows
 from dyad.eval.encode.encoder import Encoder, Evaluator, Report
@@ -20,7 +20,7 @@ from dyad.run.calibrate import calibrate
 from dyad.run.class_names import resolve_classes
 from dyad.run.item_weights import check_item_weights
 from dyad.run.objective_trial import compare_with_one_rank
-from dyad.train.cli.also import auxiliary_configs
+from dyad.train.cli.also import auxiliary_configs, errors_of
 from dyad.train.config import LISTED, BatchNorm, Task, TrainConfig
 from dyad.train.distributed.agreement import node_first, raise_on_all, rank_0_first
 from dyad.train.distributed.sharding import shard_size
@@ -122,11 +122,8 @@ def build_components(config: TrainConfig, world: World) -> Components:
 
 def _auxiliary_components(config: TrainConfig, world: World, main_model: TwoTowerModel, name: str) -> LossComponents:
     """Return the `_loss_components` of the loss also.`name`, whose classes are found first; its errors begin so."""
-    try:
+    with errors_of(name):
         return _loss_components(resolve_classes(config, world), world, main_model, name)
-    except UserError as error:
-        error.args = tuple(f"also.{name}: {message}" for message in error.args if message)  # none of a stop signal
-        raise
 
 
 def _loss_components(

@@ -39,6 +39,7 @@ from dyad.eval.mine.mining import LabelledQuery, Side, grouped
 CAPTIONS, TABLE = "captions.jsonl", "pictures.npy"
 SAMPLE, IMAGE, MEANING, CAPTION = range(4)  # rows of the table
 BLACK = torch.zeros(3, 1, 1, dtype=torch.uint8)
+ENOUGH = 10_000  # images like a black one that can be decoded, after which the search for others ends
 SAME = 0.05  # relative distance of embeddings of equal images: bf16 rounds them by the batch that they are in
 
 
@@ -112,14 +113,18 @@ class ImageInputs:
         """Return the indices of the images that cannot be decoded. All processes must call it together.
 
         embeddings_nD: the embeddings of the images by `encode`, (n, D). Only images with about the embedding of a black
-        one are decoded.
+        one are decoded, and no more of them once ENOUGH could be: a tower that has collapsed embeds all images alike.
         """
         black_D = encode("x", BlackImage(self.images.spec))[0]
         most = SAME * np.linalg.norm(black_D)
-        found = list[int]()
+        found, near = list[int](), 0
         for start in range(0, len(self), WINDOW):
             far = np.linalg.norm(embeddings_nD[start : start + WINDOW].astype(np.float32) - black_D, axis=1)
-            found += (i for i in (start + np.flatnonzero(far <= most)).tolist() if self._decoded(i) is None)
+            like_black = (start + np.flatnonzero(far <= most)).tolist()
+            found += (i for i in like_black if self._decoded(i) is None)
+            near += len(like_black)
+            if near - len(found) > ENOUGH:
+                break
         return np.array(found, np.int64)
 
     def _decoded(self, row: int) -> Tensor | None:

@@ -7,9 +7,11 @@ weight=0.5". The configuration of the loss is that of the run, changed by these 
 import copy
 import re
 import shlex
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 
-from dyad.data.base.errors import ConfigError, raise_broken
+from dyad.data.base.errors import ConfigError, UserError, raise_broken
 from dyad.data.config import Mode
 from dyad.train.arguments import as_argument
 from dyad.train.checkpoint_config import CheckpointConfig
@@ -43,6 +45,16 @@ def auxiliary_configs(config: TrainConfig) -> dict[str, TrainConfig]:
     if not _last or _last[0][0] != config:
         _last[:] = [(copy.deepcopy(config), _composed(config))]  # start defaults change a configuration in place
     return dict(_last[0][1])
+
+
+@contextmanager
+def errors_of(name: str) -> Iterator[None]:
+    """Context manager: the message of a UserError that is raised in the block begins with also.`name`."""
+    try:
+        yield
+    except UserError as error:
+        error.args = tuple(f"also.{name}: {message}" for message in error.args if message)  # none of a stop signal
+        raise
 
 
 def refuse_keys_of_shared_towers(config: TrainConfig, own: TrainConfig) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 from omegaconf import MISSING, DictConfig, OmegaConf
 
 from dyad.data.base.errors import ConfigError
-from dyad.train.config import KNOWN_BY_WEIGHTS
+from dyad.train.config import KNOWN_BY_WEIGHTS, Task
 from dyad.train.run_folder.folder import flat, run_of, saved_config
 from dyad.train.run_folder.older_runs import ADDED, UNRECORDED
 from dyad.train.towers.libraries.published import shared_model_name
@@ -30,6 +30,9 @@ model.text.kind model.text.name model.text.pretrained model.text.end_token
 model.text.from_scratch model.text.lora_rank model.text.lora_alpha model.text.lora_targets
 model.context.kind model.context.layers model.context.width model.context.heads model.context.embed_dim
 """.split()
+
+# Keys of these that a single task reads: a run of another would get another name by them
+OF_TASK = {"model.head": Task.views, "model.classes": Task.labelled, "model.context.": Task.sequence}
 
 
 def take_start_defaults(config: DictConfig, typed: Collection[str]) -> None:
@@ -68,13 +71,16 @@ def take_start_defaults(config: DictConfig, typed: Collection[str]) -> None:
 def _of_run(config: DictConfig) -> dict[str, Any]:
     """Return key → value of the keys ARCHITECTURE and OPEN in the run that init_from names; {} if it names no run.
 
-    A key that this run is too old to have counts as having the value in ADDED; keys of UNRECORDED are left out.
+    A key that this run is too old to have counts as having the value in ADDED; keys of UNRECORDED are left out, and
+    those of OF_TASK for another task.
     """
     if config.init_from is None or (run := run_of(Path(config.init_from))) is None:
         return {}
     older = {key: value for key, value in ADDED.items() if key not in UNRECORDED}
     saved = {**older, **flat(saved_config(run))}
-    return {key: saved[key] for key in (*ARCHITECTURE, *sorted(OPEN)) if key in saved and _has(config, key)}
+    unread = tuple(key for key, task in OF_TASK.items() if config.task != task)
+    wanted = [key for key in (*ARCHITECTURE, *sorted(OPEN)) if not key.startswith(unread)]
+    return {key: saved[key] for key in wanted if key in saved and _has(config, key)}
 
 
 def _has(config: DictConfig, key: str) -> bool:

@@ -5,11 +5,11 @@ meet a condition that READ_ONLY_WITH lists for it; in a sweep, if none of the ru
 never refused. Every run reads the keys that are not listed.
 """
 
-import json
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from dyad.data.base.errors import raise_broken
+from dyad.train.arguments import as_argument
 from dyad.train.cli.command_line import parse_argument
 from dyad.train.config import OWN_IMAGE_TOWERS, OWN_TEXT_TOWERS, ImageTower, TextTower, TrainConfig
 from dyad.train.run_folder.folder import all_keys
@@ -117,8 +117,7 @@ def refuse_unread(words: Iterable[str], configs: Sequence[TrainConfig], auxiliar
     typed = {word.partition("=")[0]: word.partition("=")[2] for word in words}
     chosen = {key: value for config in configs for key, value in _chosen(config).items() if _is_typed(key, typed)}
     raise_broken(
-        f"{key}={value if isinstance(value, str) else json.dumps(value)}: this run does not read it, only one with "
-        f"{condition}. Leave it out, or set that"
+        f"{key}={as_argument(value)}: this run does not read it, only one with {condition}. Leave it out, or set that"
         for key, value in chosen.items()
         if value is not None  # null asks for nothing
         for condition in unmet(key, [*configs, *(own for own in auxiliary if all_keys(own).get(key) == value)])
@@ -157,7 +156,7 @@ def _holds(condition: str, config: TrainConfig) -> bool:
         return True
     if not values:
         return bool(value) and value > 0
-    return (value if isinstance(value, str) else json.dumps(value)) in values.split(" or ")
+    return as_argument(value) in values.split(" or ")
 
 
 def _open_clip(config: TrainConfig) -> set[bool]:

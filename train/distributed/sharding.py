@@ -19,7 +19,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from dyad.data.base.errors import ConfigError
 from dyad.train.config import DistConfig, Parallel
 from dyad.train.distributed.sharded_tensors import split_sharded
-from dyad.train.distributed.world import World
+from dyad.train.distributed.world import World, linked
 from dyad.train.towers.layers import layers_of
 from dyad.train.towers.text.rows import Grouped
 from dyad.train.towers.tower import Tower, TwoTower
@@ -39,7 +39,8 @@ def shard_size(config: DistConfig, world_size: int, ranks_per_machine: int | Non
     ranks_per_machine = ranks_per_machine or int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     size = config.shard_size or (world_size if config.name is Parallel.fsdp2 else ranks_per_machine)
     if world_size % size:
-        raise ConfigError(f"dist.shard_size={size}: does not divide the {world_size} processes")
+        choices = ", ".join(str(n) for n in range(1, world_size + 1) if world_size % n == 0)
+        raise ConfigError(f"dist.shard_size={size}: does not divide the {world_size} processes. Choices: {choices}")
     return size
 
 
@@ -105,4 +106,5 @@ def _mesh(size: int, world: World) -> DeviceMesh:
     copies = world.size // size
     if copies == 1:
         return init_device_mesh(world.device.type, (size,))
-    return init_device_mesh(world.device.type, (copies, size), mesh_dim_names=("copy", "shard"))
+    with linked(world):
+        return init_device_mesh(world.device.type, (copies, size), mesh_dim_names=("copy", "shard"))

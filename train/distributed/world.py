@@ -3,8 +3,8 @@
 import os
 import socket
 import sys
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from itertools import count
@@ -38,8 +38,8 @@ class World:
 
     `init_world` makes it; World() is that of a single process on the CPU. group: the process group for tensors of
     `device`; None for the default group of all ranks. control: the gloo group for objects and tensors on the CPU; None
-    if `group` takes them, too. links: gloo's TCP connections to the other ranks. aborted: set before this process
-    aborts its groups.
+    if `group` takes them, too. links: gloo's TCP connections to the other ranks; `linked` adds those of further groups.
+    aborted: set before this process aborts its groups.
     """
 
     rank: int = 0
@@ -47,18 +47,17 @@ class World:
     device: torch.device = torch.device("cpu")
     group: dist.ProcessGroup | None = None
     control: dist.ProcessGroup | None = None
-    links: tuple[Connection, ...] = ()
+    links: set[Connection] = field(default_factory=set, compare=False)
     aborted: Event = field(default_factory=Event, compare=False, repr=False)
 
     def is_broken(self) -> bool:
-        """Whether this process has aborted its communication, or NCCL has an error.
+        """Whether this process has aborted its communication, or NCCL has an error in any process group.
 
         NCCL completes an aborted collective with undefined memory, and only the next collective raises. An error, a
         number or a decision that came after the last collective means nothing then. gloo, which raises in the failed
         collective itself, and torch 2.11 and older do not say whether there is an error.
         """
-        group = dist.group.WORLD if self.size > 1 else None
-        backends = [group._get_backend(device) for device in group._device_types] if group else []
+        backends = [group._get_backend(device) for group in _process_groups() for device in group._device_types]
         failed = [backend.get_error() for backend in backends if hasattr(backend, "get_error")]
         return self.aborted.is_set() or any(error != ErrorType.SUCCESS for error in failed)
 
@@ -112,10 +111,28 @@ def init_world(timeout: float, cpu: bool = False) -> World:
     if not cpu:
         before = set(open_connections())  # NCCL's connections are not gloo's
         control = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout))
-    # The connection to the TCPStore is left out of `links`: failure reports need it after the group is aborted.
-    # NCCL ends its own connections.
-    links = tuple(link for link in set(open_connections()) - before if int(os.environ["MASTER_PORT"]) not in link.ports)
-    return World(state.process_index, state.num_processes, own, control=control, links=links)
+    return World(state.process_index, state.num_processes, own, control=control, links=_opened_since(before))
+
+
+@contextmanager
+def linked(world: World) -> Iterator[None]:
+    """Context manager: `abort_group` shuts down the connections that the block opens for further process groups."""
+    before = set(open_connections())
+    yield
+    world.links.update(_opened_since(before))
+
+
+def _opened_since(before: set[Connection]) -> set[Connection]:
+    """Return the connections of this process that are not in `before`, without that to the TCPStore.
+
+    Failure reports need that one after the groups are aborted. NCCL ends its own connections.
+    """
+    return {link for link in set(open_connections()) - before if int(os.environ["MASTER_PORT"]) not in link.ports}
+
+
+def _process_groups() -> list[dist.ProcessGroup]:
+    """Return the process groups of this process, also those of device meshes; the group of all ranks is the first."""
+    return list(c10d._world.pg_map)
 
 
 def _address() -> tuple[str, str]:
@@ -190,7 +207,7 @@ def set_timeout(seconds: float) -> None:
     """Limit the wait of every collective that this process begins from now on to `seconds`, in all process groups."""
     # torch 2.11 and older know it by a private name alone
     set_of_group = getattr(dist, "set_timeout", None) or c10d._set_pg_timeout
-    for group in list(c10d._world.pg_map):  # also those of device meshes, which begin with a timeout of torch's own
+    for group in _process_groups():  # those of device meshes begin with a timeout of torch's own
         set_of_group(timedelta(seconds=seconds), group)
 
 
@@ -231,7 +248,7 @@ def shutdown(world: World, broken: bool = False) -> None:
 
 
 def abort_group(world: World) -> None:
-    """Abort the process groups that `init_world` joined, which ends the collectives in which this process waits.
+    """Abort all process groups, which ends the collectives in which this process waits.
 
     Does nothing if called again.
     """
@@ -240,10 +257,9 @@ def abort_group(world: World) -> None:
     world.aborted.set()  # first: an aborted collective of NCCL completes with undefined memory
     for link in world.links:  # needed for gloo: its abort() ends no collective that waits
         link.shut_down()
-    for group in (dist.group.WORLD, world.control):
-        if group is not None:
-            with suppress(RuntimeError):  # aborted already
-                group.abort()
+    for group in _process_groups():
+        with suppress(RuntimeError):  # aborted already
+            group.abort()
 
 
 def broadcast_object(value: T, world: World) -> T:

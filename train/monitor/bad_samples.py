@@ -106,7 +106,8 @@ class BadSampleCounter:
         if self._in_a_row >= most:
             what, limit = f"{self._in_a_row} samples in a row", f"data.bad_in_a_row={most}"
         elif len(self._recent) > share * WINDOW:
-            what, limit = f"{len(self._recent)} of the last {WINDOW:,} samples", f"data.bad_share={share}"
+            what = f"{len(self._recent)} of the last {min(position + 1, WINDOW):,} samples"
+            limit = f"data.bad_share={share} ({int(share * WINDOW):,} of {WINDOW:,})"
         else:
             return
         raise DataError(

@@ -26,7 +26,7 @@ from dyad.data.base.json_text import read_json
 from dyad.data.base.secrets import public_path, without_secrets
 from dyad.data.config import CaptionPer
 from dyad.train.arguments import as_argument
-from dyad.train.config import Activation, BatchNorm, Precision, TrainConfig
+from dyad.train.config import Activation, Precision, TrainConfig
 from dyad.train.run_folder.older_runs import ADDED, UNNAMED, UNRECORDED, in_first_terms, in_present_terms
 
 CONFIG, STATE, REPORT = "config.yaml", "run_state.json", "report.html"
@@ -191,7 +191,7 @@ def check_run(config: TrainConfig) -> None:
     new["model.activation"] = recorded_activation(config).value
     new["data.caption_per"] = recorded_caption_per(config).value
     free = {*LENGTH, *FREE, *(set(UNRECORDED) - {*old})}
-    free |= {*["chunk_size"] * (config.model.batch_norm is not BatchNorm.per_chunk)}
+    free |= {*["chunk_size"] * (not config.learns_by_chunks)}
     free |= {*WITH_BATCH * resume.allow_batch_change, *WITH_DATA * resume.allow_more_data}
     old = {**{key: ADDED[key] for key in ADDED.keys() & new.keys() - UNRECORDED}, **old}
     changed = [k for k in {*old, *new} - free if not k.startswith(NOT_MATHS) and old.get(k) != new.get(k)]

@@ -73,6 +73,14 @@ def test_a_start_is_refused_before_torch_is_loaded(tmp_path: Path, name: str) ->
         check_sweep(words, [compose_config(words)])
 
 
+def test_the_loss_with_too_few_samples_is_named(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_bytes(FILES["a.jsonl"])
+    words = ["experiment=mnrl", "model.text.name=x", "steps=1", f"data.train={tmp_path}/a.jsonl", "global_batch_size=4"]
+    words += ["also.one='weight=0.5'", "also.two='global_batch_size=6'"]
+    with raises(ConfigError, "also.two: global_batch_size=6", "5 samples"):
+        check_sweep(words, [compose_config(words)])
+
+
 @pytest.mark.parametrize(
     ("words", "named"),
     [

@@ -136,6 +136,19 @@ def test_rows_without_the_hard_negatives_wanted(tmp_path: Path) -> None:
     assert worst(configuration.data(config)).level is Level.ok
 
 
+def test_rows_with_negatives_of_an_objective_of_pairs(tmp_path: Path) -> None:
+    """As in training, in a table too; whoever learns lists of scores takes the rows."""
+    row = {"query": "a", "pos": ["b"], "neg": ["c"], "pos_s": [1], "neg_s": [0]}
+    lines, table = write_lines(tmp_path / "train.jsonl", [row]), tmp_path / "train.csv"
+    table.write_text('anchor,positive,negative,s\na,b,c,"[1,0]"\n')
+    for rows in (lines, table):
+        config = of(["experiment=sts", "model.text.name=x", f"data.train={rows}", "data.teacher=s"])
+        assert is_told(worst(findings_of("data", configuration.data, config)), Level.fail, "no pair", "margin_mse")
+    lists = ["objective=margin_mse", "data.negatives.per_row=1"]
+    config = of(["experiment=mnrl", "model.text.name=x", f"data.train={lines}", "data.teacher=s", *lists])
+    assert worst(configuration.data(config)).level is Level.ok
+
+
 # Trackers and the run -------------------------------------------------------------------------------------------------
 
 

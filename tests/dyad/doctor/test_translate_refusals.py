@@ -37,6 +37,7 @@ REFUSED = {
     f"{MAIN} --train-data a.tar --use-naflex": "--use-naflex",
     f"{MAIN} --train-data a.tar --opt lion": "timm/NAME",
     f"{MAIN} --train-data a.tar --opt timm/lion": "--lr",
+    f"{MAIN} --train-data a.tar --opt timm/lion --lr 1e-4 --beta1 0.8": "--beta2",
     f"{MAIN} --train-data a.tar --momentum 0.9": "timm/NAME",
     f"{MAIN} --train-data a.tar --aug-cfg use_timm=True": "use_timm",
     f"{MAIN} --train-data a.tar --text-key caption": "--text-key caption",

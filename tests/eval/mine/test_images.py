@@ -19,7 +19,8 @@ from dyad.data.config import DataConfig, MiningConfig
 from dyad.data.image_text.items import Images
 from dyad.data.image_text.transforms import ImageSpec
 from dyad.eval.encode.encoder import Encoder
-from dyad.eval.mine.images import CaptionsAndImages, ImageInputs, ImagesAndCaptions, write_captions
+from dyad.eval.mine import images
+from dyad.eval.mine.images import BLACK, CaptionsAndImages, ImageInputs, ImagesAndCaptions, write_captions
 from dyad.eval.mine.mining import MiningInput, embed_all
 from dyad.train.distributed.world import World
 
@@ -162,6 +163,21 @@ def test_an_image_that_cannot_be_decoded_is_no_negative(tmp_path: Path) -> None:
     negatives, summary = mined(embed_all(encode, data, tmp_path / "embeddings"), tmp_path / "out", margin=0.0)
     assert [*negatives.values()] == [[id_of(other)], [], [id_of(other)], [id_of(whole), id_of(other)]]
     assert summary["left_out"] == {"margin": 4, "right": 5, "unreadable": 3}
+
+
+class Collapsed(nn.Module):
+    def forward(self, inputs: Tensor) -> Tensor:
+        return torch.ones(len(inputs), 4)
+
+
+def test_of_a_collapsed_model_not_every_image_is_decoded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tried = list[int]()
+    monkeypatch.setattr(images, "WINDOW", 5)
+    monkeypatch.setattr(images, "ENOUGH", 7)
+    monkeypatch.setattr(ImageInputs, "_decoded", lambda _, row: tried.append(row) if row in (0, 12) else BLACK)
+    inputs = ImageInputs(Images(opened(write_tar(tmp_path / "a.tar", [])), SPEC, DataConfig()), np.arange(100))
+    encode = Encoder({"x": Collapsed()}, World(), cosine=False)
+    assert inputs.undecodable(encode, np.ones((100, 4), np.float32)).tolist() == [0] and tried == [0]
 
 
 def test_a_sample_lacks_captions_that_training_never_draws(tmp_path: Path) -> None:

@@ -56,6 +56,13 @@ def test_init_from_brings_what_a_preset_or_a_key_said_of_the_model(recipe: str, 
     assert all_keys(configured(*words, f"init_from={run}")).items() >= own.items()
 
 
+def test_init_from_brings_no_key_that_only_another_task_reads(tmp_path: Path) -> None:
+    """An unnamed run that has begun would get another name."""
+    run = open_run(configured("experiment=simclr_emoji", "model.head=byol", f"run.dir={tmp_path}", "run.name=first"))
+    own = configured("experiment=classes_emoji", f"init_from={run}").model
+    assert (own.head.name, own.head_width) == ("none", None)
+
+
 def test_init_from_brings_the_width_of_a_projection_of_its_own(tmp_path: Path) -> None:
     """Without it, both projections are those of the CLIP."""
     (tmp_path / "clip").mkdir()

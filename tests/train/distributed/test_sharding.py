@@ -32,6 +32,10 @@ def test_shares_collectives_and_checkpoints(world_size: int, tmp_path: Path) -> 
     launch("dist_sharded.py", world_size, "state", str(tmp_path))
 
 
+def test_an_abort_ends_what_waits_in_a_group_of_the_mesh() -> None:
+    launch("dist_mesh.py", 4)
+
+
 @pytest.mark.linux
 def test_no_rank_holds_all_weights_of_a_model_in_files(tmp_path: Path) -> None:
     tiny_decoder.write(tmp_path / "small")
@@ -107,5 +111,5 @@ def test_refusals(config: dict[str, object], named: str) -> None:
 
 
 def test_a_shard_size_that_does_not_divide_the_processes() -> None:
-    with raises(ConfigError, "dist.shard_size=3"):
+    with raises(ConfigError, "dist.shard_size=3", "1, 2, 4, 8"):
         shard_size(DistConfig(name=Parallel.fsdp2, shard_size=3), 8)

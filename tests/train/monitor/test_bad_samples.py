@@ -136,6 +136,8 @@ def test_a_share_of_the_last_10000_samples(tmp_path: Path) -> None:
     assert counted(tmp_path, *[one_in_a_hundred] * 30).total == 300
     with raises(DataError, "step 11", "data.bad_share=0.01"):
         counted(tmp_path, *[one_in_a_hundred] * 10, [0, 50])
+    with raises(DataError, "step 1", "101 of the last 401 samples", "data.bad_share=0.01 (100 of 10,000)"):
+        counted(tmp_path, [*range(0, 800, 4)])
     assert counted(tmp_path, [*range(0, 800, 2)], bad_share=1).total == 400
 
 

@@ -85,6 +85,17 @@ def test_what_changes_memory_alone_may_change(norm: str, may: bool, tmp_path: Pa
         check_run(configured(tmp_path, own, "chunk_size=8"))
 
 
+def test_the_chunks_of_an_auxiliary_loss_may_not_change(tmp_path: Path) -> None:
+    """Its head has the only batch norms."""
+    of_chunks = "task=views objective=simclr model.head=simclr model.batch_norm=per_chunk"
+    begun(configured(tmp_path, f"also.views='{of_chunks}'"), 10)
+    with raises(ConfigError, "chunk_size: null there, 8 now"):
+        check_run(configured(tmp_path, f"also.views='{of_chunks}'", "chunk_size=8"))
+    own = f"also.views='{of_chunks} chunk_size=4'"
+    begun(configured(tmp_path, own, name="b"), 10)
+    check_run(configured(tmp_path, own, "chunk_size=8", name="b"))
+
+
 def test_the_same_resume_goes_on_once_it_has_begun(tmp_path: Path) -> None:
     named = tmp_path / "b" / "checkpoints" / "step_00000020"
     config = configured(tmp_path, f"resume={named}/")

@@ -187,7 +187,7 @@ class Objective(nn.Module):
             if (given := inputs[name]) and given.embeddings_kD.shape[1:] != y_mD.shape[1:]:
                 width, found = y_mD.shape[1], shapes(given.embeddings_kD)
                 raise ValueError(f"{name} must have the width of {side}, {width}, not {found}")
-        duplicates = getattr(self.options, "duplicates", Duplicates.keep)
+        duplicates = self.options.duplicates
         if duplicates is Duplicates.keep:
             inputs["x_keys"] = None
             if inputs["known_positives"] is None and not self.options.by_key:

@@ -100,6 +100,8 @@ class ObjectiveOptions:
     inputs: ClassVar[str] = "pairs"
     exact: ClassVar[bool] = True
 
+    directions = Directions.sum  # where these two are no options
+    duplicates = Duplicates.keep
     name: str = MISSING
     similarity: Similarity = described(Similarity.cosine, SIMILARITY)
 
@@ -149,7 +151,7 @@ class ObjectiveOptions:
         """
         if "relevance" not in self.takes:
             return f"objective={self.name}: its loss has no term for each positive pair. Leave data.relevance out"
-        if getattr(self, "duplicates", Duplicates.keep) is Duplicates.positive:
+        if self.duplicates is Duplicates.positive:
             return "objective.duplicates=positive: pairs that equal keys make have no relevance. Set it to mask or keep"
         return ""
 
@@ -161,7 +163,7 @@ class ObjectiveOptions:
         """
         if "x_negatives" not in self.takes:
             return f"objective={self.name}: has no sum over the x of a y. {TAKE_BOTH}"
-        if getattr(self, "directions", None) is Directions.x:
+        if self.directions is Directions.x:
             return f"objective.directions=x: sums run over the y of an x, and never over the x of a y. {TAKE_BOTH}"
         return ""
 
@@ -195,9 +197,9 @@ class ObjectiveOptions:
                 f"{self.number_file} has numbers by sample id, and further columns have none. Give a {BY_KEY} file by "
                 f"content key, which python -m data weights makes; or it {batch.no_further}"
             )
-        elif batch.classes and (duplicates := getattr(self, "duplicates", Duplicates.keep)) is not Duplicates.keep:
-            yield f"objective.duplicates={duplicates}: no two classes are equal. Leave it out"
-        if self.needs_others and not batch.has_others(getattr(self, "directions", Directions.sum)):
+        elif batch.classes and self.duplicates is not Duplicates.keep:
+            yield f"objective.duplicates={self.duplicates}: no two classes are equal. Leave it out"
+        if self.needs_others and not batch.has_others(self.directions):
             yield f"objective={self.name}: {batch.no_others}"
         if batch.relevance and self.no_relevance_because:
             yield self.no_relevance_because

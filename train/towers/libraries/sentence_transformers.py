@@ -16,6 +16,7 @@ from typing import Any, TypeGuard
 from omegaconf import MISSING, DictConfig, OmegaConf
 
 from dyad.data.base.errors import ConfigError
+from dyad.train.arguments import as_argument
 from dyad.train.config import Pooling, Task, TextTower, TrainConfig
 from dyad.train.losses.options.choices import Similarity
 from dyad.train.towers.libraries.published import cache_cannot_tell, check_settings, file_of, location_of, read_json
@@ -218,21 +219,17 @@ def describe_choices(config: TrainConfig) -> Iterator[str]:
                 f"{MODULES}, as SentenceTransformers have. Fetch it once: hf download {name} {MODULES}"
             )
         return
-    own = {key: value for key, value in found.defaults.items() if key in OF_TASK[config.task]}
-    here = {key: attrgetter(key)(config) for key in own}
-    same = ", ".join(f"{key}={_shown(own[key])}" for key in sorted(own) if here[key] == own[key]) or "nothing"
-    other = ", ".join(f"{key}={_shown(here[key])} ({_shown(own[key])} there)" for key in own if here[key] != own[key])
+    own = {key: as_argument(value) for key, value in found.defaults.items() if key in OF_TASK[config.task]}
+    here = {key: as_argument(attrgetter(key)(config)) for key in own}
+    same = ", ".join(f"{key}={own[key]}" for key in sorted(own) if here[key] == own[key]) or "nothing"
+    other = ", ".join(f"{key}={here[key]} ({own[key]} there)" for key in own if here[key] != own[key])
     yield f"{found.name} is a SentenceTransformer. As its folder says: {same}. Chosen otherwise: {other or 'nothing'}"
     temperature = getattr(config.objective, "temperature", 0.0)
-    if here.get("objective.similarity") is Similarity.cosine and temperature >= 1:
+    if here.get("objective.similarity") == Similarity.cosine and temperature >= 1:
         yield (
             f"objective.temperature={temperature:g} suits dot products: cosine similarities between -1 and 1 hardly "
             "train with it. Set objective.temperature=0.05, or objective.similarity=dot"
         )
-
-
-def _shown(value: Any) -> str:
-    return value.name if isinstance(value, Enum) else repr(value)
 
 
 def _module_folders(path: Path, instead: str) -> list[tuple[str, str]]:

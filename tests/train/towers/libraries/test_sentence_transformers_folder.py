@@ -155,7 +155,7 @@ def test_what_is_typed_stays_and_is_said(bert: str, tmp_path: Path) -> None:
     assert (config.objective.similarity.value, config.data.passage.length) == ("dot", 20)
     (line,) = describe_choices(config)
     assert line.endswith("Chosen otherwise: data.passage.length=20 (11 there), objective.similarity=dot (cosine there)")
-    assert "As its folder says: data.passage.prefix='p: ', data.question.length=11" in line
+    assert 'As its folder says: data.passage.prefix="p: ", data.question.length=11' in line
     assert "model.text.pooling=cls." in line
     assert embedded(config)[2].shape == (3, 32)
 
