@@ -2,7 +2,8 @@
 
 split=last (leave one out): the last event of a user is for the test, the one before it for validation. split=time: all
 events are divided at two times. split=user: all events of a user are in one part, which a hash of the user's id
-determines. Users with fewer than `least` events are left out before. The division depends only on the data and the
+determines. Rows that repeat an event (same user, item and time) are left out first, since one copy could be trained on
+and the other evaluated; then users with fewer than `least` events are. The division depends only on the data and the
 options. The command also writes log q of each item of the training part, by which losses correct for popularity
 (objective.importance_file).
 """
@@ -20,6 +21,7 @@ from dyad.data.base.errors import ConfigError, DataError
 from dyad.data.base.progress import print_line
 from dyad.data.cli import outputs
 from dyad.data.cli.options import LogSplit, SequencesOptions, group_of
+from dyad.data.cli.outputs import Tally
 from dyad.data.config import SequenceConfig
 from dyad.data.log_weights import LOG_Q, LogWeights, write_log_weights
 from dyad.data.question_passage.corpus import open_corpus
@@ -34,6 +36,7 @@ TRAIN = "python -m train task=sequence data=log model=next_item"
 # 300 sequences are 80 steps, after which a GRU from scratch has learnt which item follows another
 SETTINGS = ["objective=info_nce", "objective.duplicates=mask", "optim.lr=3e-3", "global_batch_size=64", "epochs=20"]
 WEIGHTS = "log_q.safetensors"
+TIED = 0.01  # share of equal times from which on a warning is printed
 BLOCK = 1 << 16  # events that are written at a time
 
 
@@ -59,12 +62,16 @@ def run(arguments: Sequence[str], options: SequencesOptions) -> None:
     damaged data.
     """
     out = outputs.checked_new_folder(options.out)
-    log = _log(arguments[0], options)
-    counts_u = np.diff(log.starts)
+    tally = Tally(options.on_error)
+    log = _log(arguments[0], options, tally)
+    tally.rows = len(log.item_e) + tally.skipped.total()
+    user_e = np.repeat(np.arange(len(log.users)), np.diff(log.starts))
+    first_e = _first_of_equals(user_e, log)
+    counts_u = np.bincount(user_e[first_e], minlength=len(log.users))
     if not (kept_u := counts_u >= options.least).any():
         longest = counts_u.max(initial=0)
         raise DataError(f"{arguments[0]}: no user has least={options.least} events; the most are {longest}")
-    kept_e, user_e = np.repeat(kept_u, counts_u), np.repeat(np.arange(len(log.users)), counts_u)
+    kept_e = first_e & kept_u[user_e]
     events = Events(user_e[kept_e], log.item_e[kept_e], log.time_e[kept_e], log.users)
     part_e = SPLITS[options.split](events, options)
     counts = dict(zip(PARTS, np.bincount(part_e, minlength=len(PARTS)).tolist(), strict=True))
@@ -75,6 +82,15 @@ def run(arguments: Sequence[str], options: SequencesOptions) -> None:
         _write_parts(folder, events, log.items, part_e)
         trained_n = np.bincount(events.item_e[part_e == PARTS.index("train")], minlength=len(log.items))
         _write_log_q(folder / WEIGHTS, log.items, trained_n)
+    if tally.skipped:
+        print_line(str(tally))
+    if repeated := int((~first_e).sum()):
+        print_line(f"{repeated:,} rows repeat an event (same user, item and time) and are left out")
+    if (tied := _tied(events)) >= TIED:
+        print_line(
+            f"warning: {tied:.0%} of neighbouring events of a user have equal times. They are in the order of the"
+        )
+        print_line("rows, and so is what counts as the last one. Take exact times, or sort the rows by time")
     items, dropped = len(np.unique(events.item_e)), int((~kept_u).sum())
     print_line(f"{len(part_e):,} events of {kept_u.sum():,} users, {items:,} items; {dropped:,} users had fewer")
     print_line(f"than least={options.least} events. " + ", ".join(f"{part} {n:,}" for part, n in counts.items()))
@@ -82,18 +98,35 @@ def run(arguments: Sequence[str], options: SequencesOptions) -> None:
     print_line(f"train on them:\n  {outputs.command(TRAIN, paths, *SETTINGS)}")
 
 
-def _log(source: str, options: SequencesOptions) -> Log:
+def _log(source: str, options: SequencesOptions, tally: Tally) -> Log:
     """Return the events of a log, or with options.user_of those of a corpus or of a BEIR folder's judgements.
 
-    The latter have their position as time. Raises ConfigError for a source that is none of these, DataError for damaged
-    data and for an id that options.user_of does not match.
+    The latter have their position as time. tally: gets the bad rows of a log. Raises ConfigError for a source that is
+    none of these, DataError for damaged data and for an id that options.user_of does not match.
     """
     if options.user_of is None:
-        return read_log(log_files(source, "INPUT"), SequenceConfig(options.user, options.item, options.time))
+        config = SequenceConfig(options.user, options.item, options.time)
+        return read_log(log_files(source, "INPUT"), config, on_bad=tally.bad)
     named = enumerate(_id_pairs(local_path(source)))
     return log_of(
         (group_of(name, options.user_of, "user_of", source), item, float(number), 0) for number, (name, item) in named
     )
+
+
+def _first_of_equals(user_e: Int64s, log: Log) -> np.ndarray:
+    """Whether each event of `log` is the first of those with its user, item and time, bool (E,). Without times all are,
+    because the number of the row is the time. user_e (E,): number of each event's user."""
+    order_e = np.lexsort((log.item_e, log.time_e, user_e))  # is stable
+    first_e = np.ones(len(order_e), bool)
+    columns = (user_e, log.item_e, log.time_e)
+    first_e[order_e[1:]] = np.any([np.diff(column[order_e]) != 0 for column in columns], axis=0)
+    return first_e
+
+
+def _tied(events: Events) -> float:
+    """Return the share of events with the time of the event before them, among those that have one of their user."""
+    same_user = np.diff(events.user_e) == 0
+    return float((np.diff(events.time_e)[same_user] == 0).mean())
 
 
 def _write_parts(folder: Path, events: Events, items: Sequence[str], part_e: Int64s) -> None:

@@ -216,6 +216,7 @@ class SequencesOptions:
     val: float = described(0.1, "split=time and user: share for validation", above=0, below=1)
     test: float = described(0.1, "split=time and user: share for the test", above=0, below=1)
     least: int = described(3, "users with fewer events are left out", least=3)
+    on_error: OnError = described(OnError.stop, "a bad row: stop, or skip it and count")
 
     def __post_init__(self) -> None:
         check_shares(self.val, self.test)

@@ -174,21 +174,25 @@ class Tally:
         """Context manager that counts one row of an input, which the with block processes. where: location of the row,
         for messages.
 
-        If the block raises a BadRow, the error is caught, the row is counted as skipped, and the message is printed for
-        the first SHOWN such rows. With on_error=stop a DataError is raised instead.
+        If the block raises a BadRow, the error is caught and given to `bad`.
         """
         self.rows += 1
         try:
             yield
         except BadRow as bad:
-            message = f"{f'{where}: {bad}':.1000}"
-            if self.on_error is OnError.stop:
-                all_alike = self.rows == 1 and isinstance(bad, BadFormat)
-                hint = "" if all_alike else ". With on_error=skip such rows are left out and counted."
-                raise DataError(message + hint) from None
-            self.skipped[bad.reason] += 1
-            if self.skipped.total() <= SHOWN:
-                print_line(f"skipped {message}", sys.stderr)
+            self.bad(where, bad)
+
+    def bad(self, where: str, bad: BadRow) -> None:
+        """Count a row as skipped; print the message for the first SHOWN such rows. With on_error=stop raise DataError
+        instead. where: location of the row."""
+        message = f"{f'{where}: {bad}':.1000}"
+        if self.on_error is OnError.stop:
+            all_alike = self.rows == 1 and isinstance(bad, BadFormat)
+            hint = "" if all_alike else ". With on_error=skip such rows are left out and counted."
+            raise DataError(message + hint) from None
+        self.skipped[bad.reason] += 1
+        if self.skipped.total() <= SHOWN:
+            print_line(f"skipped {message}", sys.stderr)
 
     def check_any(self, source: str) -> None:
         """Raise DataError when no row of an input was usable: all rows were skipped as bad, or there was none.

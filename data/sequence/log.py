@@ -10,7 +10,7 @@ import hashlib
 import math
 import os
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
 from typing import Any
@@ -68,14 +68,24 @@ def log_files(value: Any, key: str = "data.train") -> list[str]:
     return files
 
 
-def read_log(paths: Sequence[str], config: SequenceConfig, known: Sequence[str] = ()) -> Log:
-    """Read the events in the tables at `paths`. known: ids of items that get the first numbers 0, 1, …, even if no
-    event has them; other items get the next numbers in the order of first appearance.
+def refuse(where: str, bad: BadRow) -> None:
+    """Raise DataError for a bad row. where: its location, for the message."""
+    raise DataError(f"{where}: {bad}") from bad
 
-    Raises ConfigError for a table without the columns that `config` names. Raises DataError, naming the row, for an
-    event without a valid value in one of these columns; and DataError if a table cannot be read or there is no event.
+
+def read_log(
+    paths: Sequence[str],
+    config: SequenceConfig,
+    known: Sequence[str] = (),
+    on_bad: Callable[[str, BadRow], None] = refuse,
+) -> Log:
+    """Read the events in the tables at `paths`. known: ids of items that get the first numbers 0, 1, …, even if no
+    event has them; other items get the next numbers in the order of first appearance. on_bad(location, error): called
+    for each row without a valid value in a column that `config` names; if it returns, the row is left out.
+
+    Raises ConfigError for a table without these columns; DataError if a table cannot be read or there is no event.
     """
-    rows = ((file, row) for file, path in enumerate(paths) for row in _events(path, config))
+    rows = ((file, row) for file, path in enumerate(paths) for row in _events(path, config, on_bad))
     events = (
         (user, item, float(number) if config.time is None else time, file)
         for number, (file, (user, item, time)) in enumerate(rows)
@@ -117,9 +127,11 @@ def check_columns(path: str, config: SequenceConfig) -> None:
             )
 
 
-def _events(path: str, config: SequenceConfig) -> Iterator[tuple[str, str, float]]:
+def _events(
+    path: str, config: SequenceConfig, on_bad: Callable[[str, BadRow], None]
+) -> Iterator[tuple[str, str, float]]:
     """Yield (user, item, time) of each row of the table at `path`; the time is 0 if config.time is None. Raises
-    ConfigError if the table lacks a column, and DataError, naming the row, for an invalid value."""
+    ConfigError if the table lacks a column. on_bad: as of `read_log`."""
     check_columns(path, config)
     for where, row in open_table(path).rows():
         try:
@@ -128,7 +140,7 @@ def _events(path: str, config: SequenceConfig) -> Iterator[tuple[str, str, float
             time = 0.0 if config.time is None else _time(row.get(config.time), config.time)
             yield _id(row.get(config.user), config.user), _id(row.get(config.item), config.item), time
         except BadRow as bad:
-            raise DataError(f"{path}: {where}: {bad}") from bad
+            on_bad(f"{path}: {where}", bad)
 
 
 def _id(value: Any, column: str) -> str:

@@ -113,6 +113,44 @@ def test_a_corpus_in_order_and_judgements(tmp_path: Path) -> None:
     ]
 
 
+def test_an_event_that_a_row_repeats_is_in_one_part(
+    log: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    parts = build(log, tmp_path / "once", *KEYS)
+    names, *rows = log.read_text().splitlines()
+    log.write_text("\n".join([names, *rows, *reversed(rows)]))
+    capsys.readouterr()
+    assert build(log, tmp_path / "twice", *KEYS) == parts
+    assert f"{len(rows)} rows repeat an event" in capsys.readouterr().out
+
+
+def test_without_times_items_in_a_row_are_no_copies(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "plays.csv").write_text("user,item\n" + "u,song\n" * 4)
+    parts = build(tmp_path / "plays.csv", tmp_path / "out", "time=null")
+    assert parts == {"train": [("u", "song")] * 2, "val": [("u", "song")], "test": [("u", "song")]}
+    said = capsys.readouterr().out
+    assert "repeat" not in said and "warning" not in said
+
+
+def test_equal_times_are_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    days = ["2024-05-01", "2024-05-01", "2024-05-01", "2024-05-02", "2024-05-03"]
+    (tmp_path / "days.csv").write_text("user,item,time\n" + "".join(f"u,i{n},{day}\n" for n, day in enumerate(days)))
+    build(tmp_path / "days.csv", tmp_path / "out")
+    assert "warning: 50% of neighbouring events" in capsys.readouterr().out
+
+
+def test_bad_rows_are_left_out_and_counted(log: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    parts = build(log, tmp_path / "sound", *KEYS)
+    names, *rows = log.read_text().splitlines()
+    log.write_text("\n".join([names, ",i1,7", *rows, "u1,i1,", "u1,,3"]))
+    with raises(DataError, log, "row 1", "who", "on_error=skip"):
+        build(log, tmp_path / "out", *KEYS)
+    capsys.readouterr()
+    assert build(log, tmp_path / "out", *KEYS, "on_error=skip") == parts
+    said = capsys.readouterr()
+    assert f"skipped 3 of {len(rows) + 3} rows: 2 no id, 1 no time" in said.out and "row 1 (line 2)" in said.err
+
+
 @pytest.mark.parametrize(
     ("words", "error", "named"),
     [
