@@ -16,7 +16,6 @@ from dyad.data.loading.ahead import copied_ahead
 from dyad.data.loading.loader import BatchSource, build_loader, worker_count
 from dyad.data.loading.order import Order
 from dyad.data.question_passage.dataset import QuestionPassage
-from dyad.data.sequence.files import events_left_out
 from dyad.data.shards import manifest
 from dyad.data.shards.sources import written_sources
 from dyad.eval.encode.encoder import Encoder
@@ -140,7 +139,6 @@ class TrainingRun:
         yield from describe_layers(self.components.unsharded, shard_size(config.dist, self.world.size))
         yield from describe_choices(config)
         yield from describe_inputs(config, self.components.model)
-        yield from events_left_out(config.data) if config.task is Task.sequence else ()
         yield from [] if self.source.resume else (*self.components.notes, *restored.notes)
         for name, loss in self.components.auxiliary.items():
             own = loss.config

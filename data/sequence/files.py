@@ -1,6 +1,6 @@
 """Find and check the files of sequences that a configuration names. Imports no torch, so mistakes are reported fast."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,17 +28,16 @@ def sequence_files(value: Any, config: DataConfig, key: str = "data.train") -> l
     return files
 
 
-def events_left_out(config: DataConfig) -> Iterator[str]:
-    """Yield a warning for each test.jsonl in data.val whose val.jsonl, in the same folder, is part of no history.
+def events_left_out(evaluated: Sequence[str], before: Sequence[str]) -> Iterator[str]:
+    """Yield a warning for each file test.jsonl in `evaluated` whose val.jsonl, in the same folder, is in no history.
 
-    `python -m data sequences` writes both files. A val.jsonl that is not in data.val is part of the histories only if
-    data.sequence.earlier names it: nothing is yielded if this key is set, or data.val is not. Raises as
-    `sequence_files` does.
+    `python -m data sequences` writes both files. before: the other files of events.
     """
-    if config.val is None or config.sequence.earlier is not None:
-        return
-    evaluated = sequence_files(config.val, config, "data.val")
+    known = {Path(file).resolve() for file in (*before, *evaluated)}
     for file in map(Path, evaluated):
         between = file.with_name("val.jsonl")
-        if file.name == "test.jsonl" and between.exists() and str(between) not in evaluated:
-            yield f"warning: {between} is in no history of {file}: set data.sequence.earlier={between}"
+        if file.name == "test.jsonl" and between.exists() and between.resolve() not in known:
+            yield (
+                f"warning: {between} is in no history of {file}. Set data.sequence.earlier={between} for training, "
+                f"val={between} for python -m eval"
+            )

@@ -152,3 +152,23 @@ def test_folders_of_strangers(damage: str, exported: Path, tmp_path: Path) -> No
         (out / "sequence.json").write_text(json.dumps(about | several.get(damage, {"width": 1 << 16})))
     with raises(ConfigError, str(out), "no export of a model of sequences"):
         dyad.load(str(out))
+
+
+def test_an_evaluation_warns_of_events_that_are_in_no_history(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = source(ContextKind.gru, Similarity.cosine, tmp_path)
+    export(library_of(ExportFormat.torch), given, tmp_path / "out")
+    rows = [f'{{"user": "u", "item": "item {n}", "time": {n}}}\n' for n in range(4)]
+    for part, of_part in {"val": rows[:2], "test": rows[2:]}.items():
+        (tmp_path / f"{part}.jsonl").write_text("".join(of_part))
+    model, suite, val = (
+        dyad.load(str(tmp_path / "out")),
+        f"next_item:{tmp_path}/test.jsonl",
+        str(tmp_path / "val.jsonl"),
+    )
+    capsys.readouterr()
+    assert dyad.evaluate(model, suite)["test"]["num_events"] == 1
+    assert f"{val} is in no history" in capsys.readouterr().err
+    assert dyad.evaluate(model, suite, val=val)["test"]["num_events"] == 2
+    assert "history" not in capsys.readouterr().err

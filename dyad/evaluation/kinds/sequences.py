@@ -6,8 +6,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, cast
 
 from dyad.data.base.errors import ConfigError
+from dyad.data.base.progress import print_once
 from dyad.data.config import ItemKind
-from dyad.data.sequence.files import sequence_files
+from dyad.data.sequence.files import events_left_out, sequence_files
 from dyad.eval.tasks.prompts import read_probe
 from dyad.evaluation.suite_entry import Inputs, SuiteEntry, SuiteKind
 from dyad.train.config import Task
@@ -20,8 +21,8 @@ if TYPE_CHECKING:
 def _next_item(entry: SuiteEntry, inputs: Inputs) -> Evaluator:
     """Build the evaluator of an entry next_item:LOG: predict each event of the log from the earlier events of its user.
 
-    Earlier events are also those of data.train and of data.sequence.earlier, or of data.val if that is unset. Raises
-    DataError if no event has an earlier one.
+    Earlier events are also those of data.train and of data.sequence.earlier, or of data.val if that is unset. Prints a
+    warning as `events_left_out` does. Raises DataError if no event has an earlier one.
     """
     from dyad.data.sequence.histories import next_items
     from dyad.data.sequence.log import read_log
@@ -36,6 +37,8 @@ def _next_item(entry: SuiteEntry, inputs: Inputs) -> Evaluator:
     earlier = [] if between is None else sequence_files(between, data, "data.sequence.earlier")
     own = sequence_files(entry.target, data, entry.key)
     files = [*train, *(file for file in earlier if file not in own), *own]
+    for line in events_left_out(own, files):
+        print_once(line)
     log = read_log(files, data.sequence, model.names)
     known = log.items if data.items is not ItemKind.ids else log.items[: config.run.inputs]
     events = next_items(log, items_of(known, data, model), data.sequence.length, len(files) - len(own), len(train))

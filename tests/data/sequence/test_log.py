@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 from collections.abc import Sequence
-from dataclasses import replace
 from datetime import date
 from itertools import pairwise
 from pathlib import Path
@@ -139,9 +139,8 @@ def test_a_val_between_training_and_the_evaluated_test_is_named(tmp_path: Path) 
     for part in ("val", "test"):
         (tmp_path / f"{part}.jsonl").write_text('{"user": "u", "item": "i", "time": 1}\n')
     val, test = f"{tmp_path}/val.jsonl", f"{tmp_path}/test.jsonl"
-    (line,) = events_left_out(DataConfig(items=ItemKind.ids, val=test))
-    assert line.endswith(f"data.sequence.earlier={val}")
-    for known in (DataConfig(val=val), DataConfig(val=test, sequence=SequenceConfig(earlier=val)), DataConfig()):
-        assert not [*events_left_out(replace(known, items=ItemKind.ids))]
+    (line,) = events_left_out([test], ["train.jsonl"])
+    assert f"data.sequence.earlier={val}" in line and line.endswith(f"val={val} for python -m eval")
+    assert not [*events_left_out([val], []), *events_left_out([test], [os.path.relpath(val)])]
     (tmp_path / "val.jsonl").unlink()
-    assert not [*events_left_out(DataConfig(items=ItemKind.ids, val=test))]
+    assert not [*events_left_out([test], [])]
