@@ -211,8 +211,8 @@ class PassageRetrieval(Evaluator):
         if examples is not None:
             details["scores"] = self._histogram(runs["model"], searched)
             details["gallery"] = {"question → passages": self._cases(runs, model, examples)}
-        questions, passages = len(self.data.questions), len(self.data.corpus)
-        sizes = {"num_questions": float(questions), "num_passages": float(passages)}
+        counted = {question.id for question in self.data.questions} | self.data.qrels.keys()  # or not asked
+        sizes = {"num_questions": float(len(counted)), "num_passages": float(len(self.data.corpus))}
         metrics = {**own["metrics"], **searched.recall_metrics, **sizes}
         return Report("passage_retrieval", metrics, chance(self.data.qrels, self.data.corpus), details)
 

@@ -14,6 +14,7 @@ from helpers.cli import Commands
 from helpers.eval import LOCAL, check_ranking
 from helpers.passages import make_run, read_qrels, read_run, write_beir
 
+import dyad
 from dyad.data.question_passage.bm25 import build_bm25
 from dyad.data.question_passage.corpus import open_corpus
 from dyad.eval.encode.encoder import Encoder, Evaluator
@@ -94,6 +95,13 @@ def test_the_question_itself_is_no_answer_unless_it_is_judged(run: Path, tmp_pat
     assert len(read_run(tmp_path / "own.trec")["d3"]) == 30
 
 
+def test_a_question_whose_right_passage_is_not_in_the_corpus_counts_as_zero(run: Path, tmp_path: Path) -> None:
+    folder = write_beir(tmp_path / "two")
+    (folder / "qrels/gone.tsv").write_text("query-id\tcorpus-id\tscore\nq1\tgone\t1\nq2\tp2\t1\n")
+    found = dyad.evaluate(dyad.load(str(run)), f"beir:{folder}@gone")["two_gone"]
+    assert found["num_questions"] == 2 and found["Success@100"] == 0.5
+
+
 def test_intervals_are_over_topics(out: Path, beir: Path) -> None:
     result = read(out / "tiny.json")
     queries = [json.loads(line) for line in (beir / "queries.jsonl").read_text().splitlines()]
@@ -101,7 +109,7 @@ def test_intervals_are_over_topics(out: Path, beir: Path) -> None:
     found = measures(read_qrels(beir / "qrels" / "test.tsv"), read_run(out / "tiny.trec"), ["MRR@10"])["MRR@10"]
     topic["q11"] = "not asked"
     groups = [topic[query] for query in found]
-    assert len(groups) == 12 and result["metrics"]["num_questions"] == 11
+    assert len(groups) == 12 and result["metrics"]["num_questions"] == 12
     assert result["intervals"]["MRR@10"] == interval(list(found.values()), groups)
 
 
