@@ -18,7 +18,7 @@ from dyad.data.image_text.image_views import ImageViews
 from dyad.data.image_text.stream import OneEpoch, Stream
 from dyad.data.loading.by_source import BySource
 from dyad.data.loading.catalogue import Catalogue
-from dyad.data.loading.class_batches import ClassNumbers, Labelled, RareOrder
+from dyad.data.loading.class_batches import ClassNumbers, Labelled, RareOrder, class_key
 from dyad.data.loading.drawn_items import DENSITIES, DrawnItems
 from dyad.data.loading.loader import BatchSource
 from dyad.data.loading.order import Order
@@ -221,7 +221,10 @@ def _with_drawn_items(config: TrainConfig, data: TrainingData, catalogue: Callab
 
 def _labelled(config: TrainConfig, model: Any) -> TrainingData:
     found, data, numbers = open_labelled(config.data.train, config), config.data, ClassNumbers(config.run.classes or [])
-    is_rare = None if data.rare is None else np.array([found.label(i) == data.rare for i in range(len(found.shards))])
+    is_rare = None
+    if data.rare is not None:
+        rare, labels = class_key(data.rare), (found.label(i) or "" for i in range(len(found.shards)))
+        is_rare = np.array([class_key(label) == rare for label in labels])
     if found.rows:
         samples = SingleTexts(found.rows, model.tokenize, data, config.seed, numbers, is_rare)
     else:

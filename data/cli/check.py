@@ -207,6 +207,7 @@ def examine(task: tuple[ShardIndex, range, CheckOptions]) -> ImageFindings:
     """Read and decode samples of one shard, and return their statistics, which list the bad samples. task: the index of
     the shard, the positions of the samples in the shard, and the options of the command."""
     from dyad.data.image_text.sample import ShardSample
+    from dyad.data.loading.class_batches import class_key
 
     index, rows, options = task
     shards, found = Shards([ShardSource((index.path,))], [index]), ImageFindings(samples=len(rows))
@@ -226,7 +227,7 @@ def examine(task: tuple[ShardIndex, range, CheckOptions]) -> ImageFindings:
             found.missing += sum(text.strip().lower() in MISSING for text in captions)
             found.several += any("\n" in text for text in captions) and caption_name(sample, options) == "txt"
             if options.task is ImageTask.labelled:
-                found.labels[sample.label(options.label)] += 1
+                found.labels[class_key(sample.label(options.label))] += 1
             for text in captions:
                 found.words.append(len(text.split()))
                 found.texts.append(content_key(text.encode()))

@@ -1,10 +1,11 @@
 """Batches for task=labelled: samples against all classes, or the samples of one class against all others."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate
 from typing import Any
+from unicodedata import normalize
 
 import numpy as np
 import torch
@@ -16,6 +17,18 @@ from dyad.data.config import DataConfig
 from dyad.data.loading.loader import BatchSource, Positions
 from dyad.data.loading.order import Ids, Order, local_rows
 from dyad.data.shards.shards import Shards
+
+
+def class_key(name: str) -> str:
+    """Return the form of a class name by which names are compared: Unicode's NFC. A Mac writes é in the names of
+    folders as two characters. Names themselves stay as they are, since a model may have been trained on prompts with
+    them."""
+    return normalize("NFC", name)
+
+
+def distinct(names: Iterable[str]) -> list[str]:
+    """Return each class name once, sorted: of names with one `class_key`, the last one."""
+    return sorted({class_key(name): name for name in sorted(set(names))}.values())
 
 
 @dataclass(frozen=True)
@@ -30,13 +43,13 @@ class ClassNumbers:
 
     @cached_property
     def places(self) -> dict[str, int]:
-        """Name → number of each class."""
-        return {name: place for place, name in enumerate(self.names)}
+        """`class_key` of the name → number of each class."""
+        return {class_key(name): place for place, name in enumerate(self.names)}
 
     def __call__(self, names: Sequence[str], where: str = "") -> Tensor:
-        if strangers := [name for name in names if len(self.names) > 1 and name not in self.places]:
+        if strangers := [name for name in names if len(self.names) > 1 and class_key(name) not in self.places]:
             raise SampleError(f"{where}'{strangers[0]}' is none of the classes.{nearest(strangers[0], self.names)}")
-        return torch.tensor([self.places.get(name, 1) for name in names], dtype=torch.int64)
+        return torch.tensor([self.places.get(class_key(name), 1) for name in names], dtype=torch.int64)
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from typing import Any
 
 from dyad.data.base.errors import ConfigError, SampleError, nearest
 from dyad.data.image_text.sample import ShardSample
-from dyad.data.loading.class_batches import ClassNumbers
+from dyad.data.loading.class_batches import ClassNumbers, class_key, distinct
 from dyad.data.question_passage.fields import label_of
 from dyad.data.question_passage.passages import Passage
 from dyad.data.question_passage.text_views import open_texts, text_tokens
@@ -92,10 +92,10 @@ def _prompts_of_classes(config: TrainConfig) -> dict[str, str]:
     names: list[str] = [*map(str, data.classes or [])]
     if not names or rare is not None:
         samples = open_labelled(data.train, config)
-        labels = {label for i in range(len(samples.shards)) if (label := samples.label(i)) is not None}
+        labels = distinct(label for i in range(len(samples.shards)) if (label := samples.label(i)) is not None)
         # names that are whole numbers are sorted by value
         names = sorted(labels, key=lambda name: (len(name) * name.isdecimal(), name))
-    if len(names) < 2 or (rare is not None and rare not in names):
+    if len(names) < 2 or (rare is not None and class_key(rare) not in map(class_key, names)):
         wanted = "two classes" if rare is None else f"data.rare={rare} and of others"
         hint = nearest(rare or "", names) or f" It has {', '.join(names[:10]) or 'none'}"
         raise ConfigError(f"data.label={data.label}: data.train must have samples of {wanted}.{hint}")

@@ -14,6 +14,7 @@ import numpy as np
 
 from dyad.data.base.errors import DataError, nearest
 from dyad.data.image_text.items import LabelledSet, ReadableItems
+from dyad.data.loading.class_batches import class_key
 from dyad.eval.encode.encoder import Encoder, Evaluator, Report
 from dyad.eval.metrics.bootstrap import Values, class_mean_interval, comparison, interval
 from dyad.eval.metrics.matches import Labels, Matches
@@ -167,16 +168,16 @@ def accuracies(rank: np.ndarray, target: np.ndarray, count: int) -> Values:
 def class_indices(labels: Sequence[str], classes: Sequence[str], name: str) -> np.ndarray:
     """Return (n,) int64: the class index of each of n labels. Raises DataError for a label that is no class.
 
-    classes: the class names. name: the name of the evaluator, for the message.
+    classes: the class names, which are compared by `class_key`. name: the name of the evaluator, for the message.
     """
-    index = {c: i for i, c in enumerate(classes)}
-    strangers = [label for label in labels if label not in index]
+    index = {class_key(c): i for i, c in enumerate(classes)}
+    strangers = [label for label in labels if class_key(label) not in index]
     if strangers:
         raise DataError(
             f"{name}: {len(strangers)} of {len(labels)} samples have a label that is no class, first '{strangers[0]}'."
             f"{nearest(strangers[0], classes)}"
         )
-    return np.array([index[label] for label in labels], dtype=np.int64)
+    return np.array([index[class_key(label)] for label in labels], dtype=np.int64)
 
 
 def predictions(direction: Direction, target: np.ndarray) -> np.ndarray:

@@ -8,6 +8,7 @@ import numpy as np
 
 from dyad.data.base.errors import DataError, nearest
 from dyad.data.image_text.items import Captions, LabelledSet
+from dyad.data.loading.class_batches import class_key
 from dyad.eval.encode.encoder import Encoder, Evaluator, Report
 from dyad.eval.metrics.auc import MAX_FPR, auc_values
 from dyad.eval.metrics.bootstrap import Values, comparison, summary
@@ -74,7 +75,7 @@ class RareClass(Evaluator):
     @cached_property
     def positive(self) -> np.ndarray:
         """Whether each of n samples is of the rare class, bool (n,)."""
-        return np.array([label == self.rare for label in self.data.labels])
+        return np.array([class_key(label) == class_key(self.rare) for label in self.data.labels])
 
     def _values(self, encode: Encoder) -> Values:
         score = encode("x", self.data.items)[:, 0]

@@ -15,6 +15,7 @@ from torch import Tensor
 from dyad.data.base.errors import DataError, nearest
 from dyad.data.base.progress import print_once
 from dyad.data.image_text.items import Captions, Images, LabelledSet
+from dyad.data.loading.class_batches import class_key
 from dyad.eval.encode.encoder import Encoder
 from dyad.eval.tasks.classification import Classification, Scored
 from dyad.eval.tasks.prompts import ZeroShotTask, class_names
@@ -69,7 +70,8 @@ def keep_known_classes(data: LabelledSet, task: ZeroShotTask, where: str) -> Lab
     messages. Raises DataError if there are images of other classes and task.skip_others is False, or if no image is
     left.
     """
-    labels = class_names(data.labels, [*task.classes])
+    own = {class_key(name): name for name in task.classes}
+    labels = class_names([own.get(class_key(label), label) for label in data.labels], [*task.classes])
     chosen = np.flatnonzero([label in task.classes for label in labels])
     if len(chosen) == len(labels):
         return replace(data, labels=labels)

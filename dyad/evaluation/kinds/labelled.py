@@ -92,6 +92,7 @@ def _probe(entry: SuiteEntry, inputs: Inputs) -> Evaluator:
     tower. The classes are the labels of the training part, sorted.
     """
     from dyad.data.image_text.items import labelled_set
+    from dyad.data.loading.class_batches import distinct
     from dyad.data.question_passage.text_views import labelled_texts, text_tokens
     from dyad.data.shards.shards import open_shards
     from dyad.eval.tasks.probe import Probe
@@ -108,7 +109,7 @@ def _probe(entry: SuiteEntry, inputs: Inputs) -> Evaluator:
         train, test = (labelled_texts(open_shards(sources), label, tokenize) for sources in parts)
     else:
         train, test = (labelled_set(open_shards(sources), image, data, label) for sources in parts)
-    side, names = "y" if has_texts and image else "x", sorted(set(train.labels))
+    side, names = "y" if has_texts and image else "x", distinct(train.labels)
     return Probe(entry.name, entry.spec, test, names, train, side, options.probe_features, options.probe_k)
 
 

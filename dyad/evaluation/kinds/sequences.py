@@ -59,6 +59,7 @@ def _context_probe(entry: SuiteEntry, inputs: Inputs) -> Evaluator:
     The contexts are those of the x tower; the classes are the labels of the training part, sorted. If items are ids,
     items that the model has no embedding for are left out.
     """
+    from dyad.data.loading.class_batches import distinct
     from dyad.data.sequence.labelled import labelled_sequences
     from dyad.data.sequence.open import known_ids
     from dyad.eval.tasks.probe import Probe
@@ -67,7 +68,7 @@ def _context_probe(entry: SuiteEntry, inputs: Inputs) -> Evaluator:
     options, (files, label) = config.eval, _parts(entry)
     known = known_ids(config.data, model.names, config.run.inputs) if config.data.items is ItemKind.ids else ()
     train, test = (labelled_sequences(part, config.data, model, label, known) for part in files)
-    names = sorted(set(train.labels))
+    names = distinct(train.labels)
     return Probe(entry.name, entry.spec, test, names, train, "x", options.probe_features, options.probe_k)
 
 

@@ -14,7 +14,7 @@ from hypothesis import given, settings, strategies as st
 from dyad.data.base.errors import ConfigError, SampleError
 from dyad.data.batch import Batch, Noise
 from dyad.data.config import DataConfig
-from dyad.data.loading.class_batches import ClassNumbers, Labelled, RareOrder
+from dyad.data.loading.class_batches import ClassNumbers, Labelled, RareOrder, distinct
 from dyad.data.loading.order import local_rows
 
 NAMES = ["ant", "bee", "cat", "dog", "elk"]
@@ -98,3 +98,10 @@ def test_too_few_of_a_kind() -> None:
         rare_order([40], is_rare, 6, 16)
     with raises(ConfigError, "data.rare=bee", "35 samples"):
         rare_order([40], is_rare, 4, 40)
+
+
+def test_a_name_is_one_class_in_both_forms_of_unicode() -> None:
+    one, two = "gr\u00fcn", "gru\u0308n"
+    for names in ([one, "rot"], [two, "rot"]):  # as recorded by a run, too
+        assert ClassNumbers(names)([one, two, "rot"]).tolist() == [0, 0, 1]
+    assert distinct([one, "rot", two, two]) == [one, "rot"] and distinct([two, "rot"]) == [two, "rot"]

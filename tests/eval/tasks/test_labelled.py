@@ -1,5 +1,6 @@
 """Evaluators of task=labelled against scikit-learn."""
 
+from dataclasses import replace
 from importlib import import_module
 
 import numpy as np
@@ -14,6 +15,7 @@ from dyad.data.config import DataConfig, ItemKind
 from dyad.data.image_text.items import LabelledSet
 from dyad.data.loading.class_batches import ClassNumbers
 from dyad.eval.encode.encoder import Encoder
+from dyad.eval.tasks.classification import class_indices
 from dyad.eval.tasks.labelled import RareClass, TrainedClasses
 from dyad.evaluation.suite import check_suite
 from dyad.train.config import Task, TrainConfig
@@ -78,6 +80,14 @@ def test_areas_of_a_rare_class(max_fpr: float) -> None:
 def test_a_class_that_no_sample_has() -> None:
     with raises(DataError, "'bees'", "'bee'"):
         RareClass("val", "a.tar", labelled(), "bees", 0.1)
+
+
+def test_labels_and_classes_may_have_different_forms_of_unicode() -> None:
+    """A Mac writes ü in the names of folders as two characters."""
+    one, two = "gr\u00fcn", "gru\u0308n"
+    assert class_indices([one, two, "rot"], ["rot", two], "val").tolist() == [1, 1, 0]
+    rare = RareClass("val", "a.tar", replace(labelled(3), labels=[one, two, "rot"]), two, 0.1)
+    assert rare.positive.tolist() == [True, True, False]
 
 
 def test_a_label_that_is_no_class_is_found_before_training() -> None:

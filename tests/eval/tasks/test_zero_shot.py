@@ -259,6 +259,9 @@ def test_images_of_other_classes_are_left_out_if_the_task_says_so(
     assert found.keys.tolist() == data.keys[[0, 2, 4]].tolist()
     torch.testing.assert_close(found.items.block(0, 9), data.items.block(0, 9)[[0, 2, 4]])
     assert isinstance(found.items, Images) and [found.items.key(i) for i in range(3)] == ["0", "2", "4"]
+    umlauts = ZeroShotTask("a.tar", "cls", {"gr\u00fcn": ["green"]})
+    found = keep_known_classes(replace(data, labels=["gru\u0308n"] * 5), umlauts, "zero_shot:t.json")
+    assert found.labels == ["gr\u00fcn"] * 5
     with raises(DataError, "5 of 5 samples", "'cls'"):
         keep_known_classes(replace(data, labels=["cls"] * 5), replace(task, skip_others=True), "zero_shot:t.json")
 
