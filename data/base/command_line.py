@@ -98,7 +98,8 @@ def parse_options(schema: type[T], arguments: Iterable[str], command: str) -> T:
         try:
             options[key] = _value(text, types_of[key])
         except ValidationError as error:
-            raise ConfigError(f"{key}={_mismatch(str(error))}") from None
+            meaning = cast(Any, schema).__dataclass_fields__[key].metadata["help"]
+            raise ConfigError(f"{key}={_mismatch(str(error))} Meaning of {key}: {meaning}") from None
     if missing := OmegaConf.missing_keys(options):
         raise ConfigError(f"{min(missing)}= is missing. See: {command} --help")
     found = cast(T, OmegaConf.to_object(options))

@@ -199,10 +199,8 @@ def require_images(sources: Sequence[str], options: TableKeys, key: str) -> None
     if not tables and (suffix := os.path.splitext(shard_name(file := _first_of(files)))[1]) in advice:
         with suppress(OSError):
             if fields := first_row(open_table(file)):
-                raise ConfigError(
-                    f"{file}: {formats.unknown_format(fields)}; passages: text, and one of {', '.join(PASSAGE_IDS)}. "
-                    f"{advice[suffix]}"
-                )
+                passages = f"; passages: text, and one of {', '.join(PASSAGE_IDS)}. {advice[suffix]}"
+                raise ConfigError(f"{file}: {formats.unknown_format(fields, passages)}")
 
 
 def _kind_of_file(file: str) -> tuple[InputKind | None, str]:

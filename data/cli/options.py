@@ -47,7 +47,8 @@ class TableKeys:
     relevance: str | None = config_option(DataConfig, "relevance")
     teacher: str | None = config_option(DataConfig, "teacher")
     task: ImageTask = described(
-        ImageTask.image_text, "what images are for: image_text (with captions), views (alone), labelled (a class)"
+        ImageTask.image_text,
+        "what images are for: image_text (with captions), views (alone), labelled (a class); leave it out for texts",
     )
 
     def __post_init__(self) -> None:

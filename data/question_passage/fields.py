@@ -10,6 +10,7 @@ from dyad.data.base.errors import BadFormat, BadRow, nearest
 
 Fields = Mapping[str, Any]
 NAMED = 20  # fields that a message lists
+CHATS = ("messages", "conversations")  # fields of rows with the turns of a chat
 
 
 def named(fields: Iterable[str]) -> str:
@@ -90,6 +91,14 @@ def finite(value: Any, where: str, most: float = sys.float_info.max) -> float:
     if isinstance(number, bool) or not isinstance(number, int | float) or not abs(number) <= most:
         raise BadRow("no score", f"{where} is {value!r:.80}, no finite number")
     return float(number)
+
+
+def chat_error(fields: Fields) -> BadFormat | None:
+    """Return the error for a row with the turns of a chat; None for any other row."""
+    if name := next((name for name in CHATS if isinstance(fields.get(name), list)), None):
+        row = 'a row {"query": PROMPT, "pos": [ANSWER]} of each answer, whose prompt is the text of the turns before it'
+        return BadFormat("chat", f"{name} has turns. For task=language_model make {row}; see docs/language_models.md")
+    return None
 
 
 def label_of(fields: Fields, name: str) -> str:

@@ -35,7 +35,17 @@ from typing import Any
 from dyad.data.base.errors import BadFormat, BadRow
 from dyad.data.base.relevance import IfGiven, relevance_of
 from dyad.data.config import PassageConfig
-from dyad.data.question_passage.fields import Fields, finite, id_of, list_of, named, required_value, text_of, texts_of
+from dyad.data.question_passage.fields import (
+    Fields,
+    chat_error,
+    finite,
+    id_of,
+    list_of,
+    named,
+    required_value,
+    text_of,
+    texts_of,
+)
 from dyad.data.question_passage.passages import Passage, Question
 
 QUESTION_IDS = ("query_id", "qid", "question_id", "id", "_id")
@@ -142,10 +152,10 @@ def record_of(
     return Record(question, *lists, relevance=None if told is None else [relevance_of(*told[i]) for i in chosen])
 
 
-def unknown_format(fields: Fields) -> BadFormat:
-    """Return the error for a row of no known format. The message lists the fields of the row and the known formats."""
+def unknown_format(fields: Fields, more: str = "") -> BadFormat:
+    """Return the error for a row of no known format: `chat_error`, or its fields, the known formats and `more`."""
     own = f"its fields are {named(fields)}. Name those of question and positive: data.columns=[QUESTION,POSITIVE]"
-    return BadFormat("unknown format", f"{own}. {known_formats()}")
+    return chat_error(fields) or BadFormat("unknown format", f"{own}. {known_formats()}{more}")
 
 
 def known_formats() -> str:

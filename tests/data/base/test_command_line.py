@@ -14,7 +14,7 @@ from dyad.data.config import described
 
 @dataclass
 class Options:
-    count: int = 3
+    count: int = described(3, "how many")
     names: list[str] = field(default_factory=list)
     out: str | None = None
 

@@ -308,17 +308,35 @@ VERBS_ARE = "There is: index, check, pack, split, continuations, negatives, sequ
             ["pack", "a", "--out=b"],
             "'--out=b': options are written key=value here. Did you mean 'out'? See: python -m data pack --help",
         ),
-        (["pack", "a", "out=b", "maxcount=many"], "maxcount=many is not a whole number."),
-        (["pack", "a", "out=b", "maxcount=1.5"], "maxcount=1.5 is not a whole number."),
+        (
+            ["pack", "a", "out=b", "maxcount=many"],
+            "maxcount=many is not a whole number. Meaning of maxcount: samples per shard, at most",
+        ),
+        (
+            ["pack", "a", "out=b", "maxcount=1.5"],
+            "maxcount=1.5 is not a whole number. Meaning of maxcount: samples per shard, at most",
+        ),
         (["pack", "a", "out=b", "maxcount=0"], "maxcount=0: must be 1 or more"),
         (["pack", "a", "out=b", "maxsize=0"], "maxsize=0.0: must be above 0"),
-        (["pack", "a", "out=b", "maxsize=big"], "maxsize=big is not a number."),
+        (
+            ["pack", "a", "out=b", "maxsize=big"],
+            "maxsize=big is not a number. Meaning of maxsize: bytes of samples after which a shard is closed",
+        ),
         (
             ["pack", "a", "out=${oc.env:HOME}"],
             "out=${oc.env:HOME}: nothing is read inside ${…} here. Write the value itself.",
         ),
         (["pack", "a", "out=???"], "out= is missing. See: python -m data pack --help"),
-        (["pack", "a", "out=b", "on_error=skp"], "on_error=skp is not one of stop, skip. Did you mean 'skip'?"),
+        (
+            ["pack", "a", "out=b", "on_error=skp"],
+            "on_error=skp is not one of stop, skip. Did you mean 'skip'? Meaning of on_error: a bad row: stop, or skip "
+            "it and count",
+        ),
+        (
+            ["check", "a.jsonl", "task=language_model"],
+            "task=language_model is not one of image_text, views, labelled. Meaning of task: what images are for: "
+            "image_text (with captions), views (alone), labelled (a class); leave it out for texts",
+        ),
         (["check", "nowhere.tar"], "SOURCE=nowhere.tar matches nothing: no 'nowhere.tar' in the working folder."),
     ],
 )

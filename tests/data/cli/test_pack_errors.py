@@ -19,12 +19,13 @@ from helpers.messages import raises
 from helpers.shards import image, write_tar
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
-from dyad.data.base.errors import ConfigError, DataError
+from dyad.data.base.errors import BadFormat, ConfigError, DataError
 from dyad.data.cli.convert import convert_passages
-from dyad.data.cli.inputs import InputKind, kind_of
+from dyad.data.cli.inputs import InputKind, kind_of, require_images
 from dyad.data.cli.options import CheckOptions, OnError, PackOptions, Target
 from dyad.data.config import DataConfig, PassageConfig, QuestionConfig
 from dyad.data.question_passage.corpus import open_corpus
+from dyad.data.question_passage.formats import record_of
 from dyad.data.question_passage.questions import open_questions
 from dyad.data.shards.scan_tar import MAX_BYTES
 
@@ -69,6 +70,15 @@ def test_bad_rows_stop_with_their_line_or_are_counted(
     assert [p.text for p in open_corpus(str(made.folder), "x")] == ["c", "a"], "nothing of the bad row"
     printed = capsys.readouterr()
     assert f"skipped {source}: " in printed.err and f"skipped 1 of 3 rows: 1 {reason}" in printed.out
+
+
+@pytest.mark.parametrize("name", ["messages", "conversations"])
+def test_a_chat_is_told_in_one_line_what_to_become(tmp_path: Path, name: str) -> None:
+    source = write_lines(tmp_path / "chat.jsonl", [{name: [{"role": "user", "content": "hi"}]}])
+    with raises(ConfigError, source, name, "task=language_model"):
+        require_images([str(source)], PackOptions(out="x"), "INPUT")
+    with raises(BadFormat, name, "task=language_model"):
+        record_of({name: [{"role": "user", "content": "hi"}]}, PassageConfig())
 
 
 def test_a_first_row_of_another_format_is_not_one_to_leave_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
