@@ -35,17 +35,8 @@ from typing import Any
 from dyad.data.base.errors import BadFormat, BadRow
 from dyad.data.base.relevance import IfGiven, relevance_of
 from dyad.data.config import PassageConfig
-from dyad.data.question_passage.fields import (
-    Fields,
-    chat_error,
-    finite,
-    id_of,
-    list_of,
-    named,
-    required_value,
-    text_of,
-    texts_of,
-)
+from dyad.data.question_passage import fields as row_fields
+from dyad.data.question_passage.fields import Fields, finite, id_of, list_of, named, required_value, text_of, texts_of
 from dyad.data.question_passage.passages import Passage, Question
 
 QUESTION_IDS = ("query_id", "qid", "question_id", "id", "_id")
@@ -155,7 +146,7 @@ def record_of(
 def unknown_format(fields: Fields, more: str = "") -> BadFormat:
     """Return the error for a row of no known format: `chat_error`, or its fields, the known formats and `more`."""
     own = f"its fields are {named(fields)}. Name those of question and positive: data.columns=[QUESTION,POSITIVE]"
-    return chat_error(fields) or BadFormat("unknown format", f"{own}. {known_formats()}{more}")
+    return row_fields.chat_error(fields) or BadFormat("unknown format", f"{own}. {known_formats()}{more}")
 
 
 def known_formats() -> str:
@@ -237,8 +228,7 @@ def _not_blank(text: str, name: str) -> str:
 
 
 def group_of(fields: Fields) -> str | None:
-    """Return the group of a row's question, which is the text in the field metadata.topic. None if there is no such
-    text. Raises BadRow when the text is no valid Unicode."""
+    """Return the text in metadata.topic, the group of a question, or None. Raises BadRow for invalid Unicode."""
     metadata = fields.get("metadata")
     topic = metadata.get("topic") if isinstance(metadata, Mapping) else None
     return text_of(topic, "metadata.topic") if isinstance(topic, str) else None

@@ -19,6 +19,7 @@ from helpers.messages import raises
 from helpers.shards import image, write_tar
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
+from dyad.data.base.command_line import parse_options
 from dyad.data.base.errors import BadFormat, ConfigError, DataError
 from dyad.data.cli.convert import convert_passages
 from dyad.data.cli.inputs import InputKind, kind_of, require_images
@@ -79,6 +80,11 @@ def test_a_chat_is_told_in_one_line_what_to_become(tmp_path: Path, name: str) ->
         require_images([str(source)], PackOptions(out="x"), "INPUT")
     with raises(BadFormat, name, "task=language_model"):
         record_of({name: [{"role": "user", "content": "hi"}]}, PassageConfig())
+
+
+def test_the_task_of_texts_is_refused_with_what_to_do() -> None:
+    with raises(ConfigError, "task=language_model", "leave it out for texts"):
+        parse_options(CheckOptions, ["task=language_model"], "python -m data check")
 
 
 def test_a_first_row_of_another_format_is_not_one_to_leave_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
