@@ -31,10 +31,13 @@ USES: Mapping[type[models.TwoTowerModel], tuple[str, str]] = {  # what a model t
 }
 
 
-def unsupported_input_error(model: models.TwoTowerModel) -> ConfigError:
-    """Return a ConfigError, to raise for inputs that `model` does not take; it says what the model takes."""
+def unsupported_input_error(model: models.TwoTowerModel, classes: Sequence[str]) -> ConfigError:
+    """Return a ConfigError, to raise for inputs that `model` does not take; it says what the model takes.
+
+    classes: the names of its classes; empty for a model without them.
+    """
     what, methods = USES[type(model)]
-    return ConfigError(f"this model takes {what} only: {methods}")
+    return ConfigError(f"this model takes {what} only: {methods}{'; classes by encode_class' * bool(classes)}")
 
 
 def texts_of(given: Any, what: str = "texts") -> list[str]:

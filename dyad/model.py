@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from os import PathLike
@@ -18,15 +18,12 @@ from typing import Any, Literal, overload
 
 import numpy as np
 import torch
-import torch.distributed as dist
 
 from dyad import inputs
-from dyad.data.base.errors import ConfigError
-from dyad.data.batch import Batch
-from dyad.data.config import Mode, PassageConfig, QuestionConfig
+from dyad.data.base.errors import ConfigError, nearest
+from dyad.data.config import PassageConfig, QuestionConfig
 from dyad.data.image_text.in_memory import GivenImages, ImageInput, SomeImages, readable
 from dyad.data.image_text.items import Captions, Images, Items
-from dyad.data.loading.loader import build_loader
 from dyad.data.question_passage.corpus import open_corpus
 from dyad.data.question_passage.dataset import TextInputs
 from dyad.data.question_passage.passages import Passage, Question
@@ -43,12 +40,12 @@ from dyad.evaluation.suite import build_evaluators, check_suite
 from dyad.index import Hit, Index
 from dyad.inputs import OnError, PassageLike
 from dyad.recommend import Recommender, build_recommender
+from dyad.run.class_names import class_vectors
 from dyad.train.config import TrainConfig
 from dyad.train.distributed.devices import cuda_usable
 from dyad.train.distributed.world import World
 from dyad.train.towers.heads import representation
 from dyad.train.towers.models import ImageModel, ImageTextModel, LanguageModel, SequenceModel, TextPairModel
-from dyad.training_data import build_data
 
 
 @dataclass(frozen=True)
@@ -91,7 +88,7 @@ class Model:
         None: only if the model compares by cosine.
         """
         if not isinstance(self.loaded.model, ImageTextModel):
-            raise inputs.unsupported_input_error(self.loaded.model)
+            raise inputs.unsupported_input_error(self.loaded.model, self.classes)
         return self._encode("y", Captions(inputs.texts_of(texts), self.tokenize), normalize)
 
     def encode_question(
@@ -121,6 +118,21 @@ class Model:
         given = [replace(passage, prefix=prefix) for passage in inputs.passages_of(passages)]
         texts = self._texts(given, self.config.data.passage)
         return encode_corpus(self._encoder(normalize), "y", texts, None, log=lambda line: None)
+
+    def encode_class(self, names: str | Sequence[str] | None = None) -> np.ndarray:
+        """Return the vectors of n classes, by which a model of task=labelled is evaluated, float32 (n, D).
+
+        names: of `classes`; None: all of them, in their order. Raises ConfigError for a name that is no class, and for
+        a model without vectors of classes, such as one of a rare class (data.rare): the embedding of an item is its
+        score.
+        """
+        if not (vectors := self._class_vectors):
+            only = "this model has no vectors of classes: only one of task=labelled without data.rare does"
+            raise ConfigError(f"{only}. It is a run; the classes of an export are in its file classes.npz")
+        chosen = [*vectors] if names is None else inputs.texts_of(names, "classes")
+        if unknown := [name for name in chosen if name not in vectors]:
+            raise ConfigError(f"'{unknown[0]:.80}' is no class of this model.{nearest(unknown[0], vectors)}")
+        return np.stack([vectors[name] for name in chosen])
 
     def similarity(self, x: np.ndarray, y: np.ndarray) -> np.ndarray:
         """Return the scores (n, m) of embeddings x (n, D) and y (m, D): cosines, or inner products.
@@ -244,6 +256,10 @@ class Model:
             return model.towers.y_tower.eval()(rows.to(self.encoder.world.device))[:, 0].cpu().numpy()
 
     @cached_property
+    def _class_vectors(self) -> dict[str, np.ndarray]:
+        return class_vectors(self.config, self.loaded.model, self.encoder)
+
+    @cached_property
     def _recommender(self) -> Recommender:
         if not isinstance(self.loaded.model, SequenceModel):
             raise ConfigError("this model is of no sequences: only one of task=sequence recommends")
@@ -258,6 +274,11 @@ class Model:
         For a model of another library, it holds the settings that came with the model, and defaults.
         """
         return self.loaded.config
+
+    @property
+    def classes(self) -> list[str]:
+        """The names of the classes of a run of task=labelled, in the order of `encode_class`; [] for other models."""
+        return self.config.run.classes or []
 
     @property
     def temperature(self) -> float | None:
@@ -303,7 +324,7 @@ class Model:
     @property
     def _images(self) -> ImageModel:
         if not isinstance(self.loaded.model, ImageModel):
-            raise inputs.unsupported_input_error(self.loaded.model)
+            raise inputs.unsupported_input_error(self.loaded.model, self.classes)
         return self.loaded.model
 
     def _given(self, images: Sequence[ImageInput]) -> GivenImages:
@@ -311,7 +332,7 @@ class Model:
 
     def _texts(self, texts: Sequence[Question | Passage], options: QuestionConfig | PassageConfig) -> TextInputs:
         if not isinstance(self.loaded.model, TextPairModel):
-            raise inputs.unsupported_input_error(self.loaded.model)
+            raise inputs.unsupported_input_error(self.loaded.model, self.classes)
         lengths = np.array([len(f"{getattr(text, 'title', '')}{text.text}".encode()) for text in texts], np.int64)
         return TextInputs(texts.__getitem__, lengths, self.tokenize, options)
 
@@ -370,28 +391,3 @@ def evaluate(
     evaluators = build_evaluators(config, model.loaded.model)
     encoder = replace(Encoder.of(config, model.loaded.model, model.encoder.world), width=config.eval.width)
     return {e.name.removeprefix("eval/"): e.report(encoder).metrics for e in evaluators}
-
-
-def batches(
-    train: str | PathLike[str], *, model: Model, global_batch_size: int = 256, seed: int = 0, steps: range | None = None
-) -> Iterator[Batch]:
-    """Return an iterator over the batches of a training run in their exact order.
-
-    Step s has the same samples in every run with the same options data.*, seed and global batch size, except a run with
-    data.mode=stream. Under torch.distributed each rank gets its own part of every batch. train: the data, as
-    data.train. model: provides the tokenizer, the image size and the other options data.* of its run; as many processes
-    prepare samples as it was loaded with (`workers`). steps: the steps to yield, for example range(100, 200), without
-    gaps; None: one epoch. Missing indexes of the data are written. Raises ConfigError for steps or a batch size that
-    cannot be, and for data that do not fit the model; DataError for damaged data.
-    """
-    if steps is not None:
-        inputs.check_steps(steps)
-    count = inputs.count_of(global_batch_size, "global_batch_size")
-    named = os.fspath(train) if isinstance(train, PathLike) else train
-    data = replace(model.config.data, train=named, mode=Mode.indexed)
-    config = replace(model.config, data=data, seed=int(seed), global_batch_size=count)
-    found: Any = build_data(config, model.loaded.model)
-    steps = steps if steps is not None else range(found.order.steps_per_epoch)
-    rank, size = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
-    part: Any = {"rank": rank, "world_size": size, "workers": model.encoder.workers, "drawn": found.drawn}
-    return build_loader(found.dataset, found.order, first_step=steps.start, last_step=steps.stop, **part)
