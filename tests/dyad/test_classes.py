@@ -96,6 +96,8 @@ def test_an_export_has_the_classes(run: Path, tmp_path: Path, monkeypatch: pytes
     assert list(classes["names"]) == model.classes
     assert np.array_equal(classes["embeddings"], model.encode_class())
     assert "classes.npz" in (tmp_path / "out/README.md").read_text()
+    with raises(dyad.ConfigError, tmp_path / "out", "onnxruntime"):
+        dyad.load(tmp_path / "out")
 
 
 def test_the_example_of_the_documents_runs(

@@ -253,6 +253,7 @@ def test_mistakes_are_said_in_one_line(run: Path, texts: Path, images: Path, tmp
         (dyad.ConfigError, "", lambda: of_texts.search(model.index(images), "a")),
         (dyad.DataError, tmp_path, lambda: dyad.Index.load(tmp_path)),
         (dyad.ConfigError, "runs/nowhere", lambda: dyad.load("runs/nowhere")),
+        (dyad.ConfigError, "st:NOBODY/some-model", lambda: dyad.load("NOBODY/some-model")),
         (dyad.ConfigError, f"{run.name}@best", lambda: dyad.load(f"{run}@bst")),
         (dyad.ConfigError, "beir:x", lambda: dyad.evaluate(model, ["beir:x"])),
         (dyad.ConfigError, "width 3", lambda: model.search(dyad.Index(["a"], np.ones((1, 3)), model.identity), "a")),
