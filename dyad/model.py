@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from os import PathLike
@@ -56,12 +56,12 @@ class Model:
     configuration and its temperature. encoder: runs the towers, with a device and a block size.
 
     An image is a path, the bytes of an image file, a PIL image, or uint8 pixels: a numpy array (H, W, 3) or a torch
-    tensor (3, H, W). A passage is a text, a pair (title, text), or a mapping with "text" and optionally "title". A
-    single image, text or passage counts as a list of one: "a frog" gives embeddings (1, D). normalize: whether
-    embeddings are scaled to L2 norm 1; None: only if the model compares by cosine. The methods raise ConfigError for an
-    empty list, for a value of another type, and for a kind of input that this model does not embed; DataError for an
-    image that cannot be read, for an element of a list of images that is no image, and for embeddings that are not
-    finite.
+    tensor (3, H, W). A passage is a text, a mapping with "text" and optionally "title", or in a list a pair (title,
+    text). A single image, text or passage counts as a list of one: "a frog" gives embeddings (1, D). Iterators and
+    columns of pandas and pyarrow count as lists. normalize: whether embeddings are scaled to L2 norm 1; None: only if
+    the model compares by cosine. The methods raise ConfigError for an empty list, for a value of another type, and for
+    a kind of input that this model does not embed; DataError for an image that cannot be read, for an element of a list
+    of images that is no image, and for embeddings that are not finite.
     """
 
     loaded: LoadedModel
@@ -74,14 +74,14 @@ class Model:
 
     # ---- embeddings --------------------------------------------------------------------------------------------------
 
-    def encode_image(self, images: ImageInput | Sequence[ImageInput], *, normalize: bool | None = None) -> np.ndarray:
+    def encode_image(self, images: ImageInput | Iterable[ImageInput], *, normalize: bool | None = None) -> np.ndarray:
         """Return the embeddings of n images, float32 (n, D).
 
         normalize: whether to scale them to L2 norm 1; None: only if the model compares by cosine.
         """
         return self._encode("x", self._given(inputs.images_of(images)), normalize)
 
-    def encode_text(self, texts: str | Sequence[str], *, normalize: bool | None = None) -> np.ndarray:
+    def encode_text(self, texts: str | Iterable[str], *, normalize: bool | None = None) -> np.ndarray:
         """Return the embeddings of n captions or class prompts by a model of images and texts, float32 (n, D).
 
         A text is cut to the context length of the text tower. normalize: whether to scale embeddings to L2 norm 1;
@@ -92,7 +92,7 @@ class Model:
         return self._encode("y", Captions(inputs.texts_of(texts), self.tokenize), normalize)
 
     def encode_question(
-        self, questions: str | Sequence[str], *, prefix: str | None = None, normalize: bool | None = None
+        self, questions: str | Iterable[str], *, prefix: str | None = None, normalize: bool | None = None
     ) -> np.ndarray:
         """Return the embeddings of n questions, float32 (n, D). Each question is cut to the model's length in tokens.
 
@@ -104,7 +104,7 @@ class Model:
 
     def encode_passage(
         self,
-        passages: PassageLike | Sequence[PassageLike],
+        passages: PassageLike | Iterable[PassageLike],
         *,
         prefix: str | None = None,
         normalize: bool | None = None,
@@ -119,7 +119,7 @@ class Model:
         texts = self._texts(given, self.config.data.passage)
         return encode_corpus(self._encoder(normalize), "y", texts, None, log=lambda line: None)
 
-    def encode_class(self, names: str | Sequence[str] | None = None) -> np.ndarray:
+    def encode_class(self, names: str | Iterable[str] | None = None) -> np.ndarray:
         """Return the vectors of n classes, by which a model of task=labelled is evaluated, float32 (n, D).
 
         names: of `classes`; None: all of them, in their order. Raises ConfigError for a name that is no class, and for
@@ -151,7 +151,7 @@ class Model:
     # ---- search ------------------------------------------------------------------------------------------------------
 
     def index(
-        self, items: ImageInput | PassageLike | Sequence[Any], *, spec: str = "Flat", on_error: OnError = "stop"
+        self, items: ImageInput | PassageLike | Iterable[Any], *, spec: str = "Flat", on_error: OnError = "stop"
     ) -> Index:
         """Embed images or passages, and return an Index for `search`.
 
@@ -213,7 +213,7 @@ class Model:
             raise ConfigError(f"the index has width {index.embeddings.shape[1]}, this model {embeddings.shape[1]}")
         found = index.faiss.search(embeddings, k)
         hits = [[Hit(score, index.items[i]) for i, score in found.found(n)] for n in range(len(queries))]
-        return hits if isinstance(query, list) else hits[0]
+        return hits[0] if inputs.is_single(query) else hits
 
     # ---- sequences ---------------------------------------------------------------------------------------------------
 
@@ -231,13 +231,11 @@ class Model:
         sequence or of frames, and for a history without an item that the model knows; ConfigError or DataError if the
         training log, which has the ids for a model that is no export, cannot be read.
         """
-        k, many = inputs.count_of(k), [*inputs.listed(history, "items")]
-        is_one = all(isinstance(each, str) for each in many)
-        histories = [inputs.texts_of(each, "items of a history") for each in ([many] if is_one else many)]
+        k, (histories, single) = inputs.count_of(k), inputs.histories_of(history)
         found = [[Hit(*pair) for pair in row] for row in self._recommender(histories, k, drop_seen)]
-        return found[0] if is_one else found
+        return found[0] if single else found
 
-    def score(self, prompt: str, answers: Sequence[str]) -> np.ndarray:
+    def score(self, prompt: str, answers: Iterable[str]) -> np.ndarray:
         """Return the log-likelihoods of n answers after a prompt, each as the mean over its tokens, float32 (n,).
 
         Prompt and answers get the prefixes of training, and are cut to the lengths of training: a prompt keeps its last
