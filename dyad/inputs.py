@@ -14,9 +14,10 @@ import torch
 from PIL.Image import Image
 from torch import Tensor
 
-from dyad.data.base.errors import ConfigError
+from dyad.data.base.errors import ConfigError, first_line
 from dyad.data.base.files import file_inside
 from dyad.data.question_passage.passages import Passage
+from dyad.train.distributed.devices import cuda_usable
 from dyad.train.towers import models
 
 PassageLike: TypeAlias = (
@@ -142,6 +143,30 @@ def histories_of(given: Any) -> tuple[list[list[str]], bool]:
     many = listed(given, "ids of a history")
     single = np.ndim(many[0]) == 0
     return [texts_of(each, "ids of a history") for each in ([many] if single else many)], single
+
+
+def entries_of(given: Any, name: str) -> list[Any]:
+    """Return a str or path as a list of one, and a list or tuple as a list. The elements are not checked.
+
+    name: the name of the argument in error messages. Raises ConfigError for another type.
+    """
+    if not isinstance(given, str | PathLike | list | tuple):
+        raise ConfigError(f"{name}={given!r:.80} must be a str or a list of str")
+    return [os.fspath(given)] if isinstance(given, str | PathLike) else list(given)
+
+
+def device_of(given: Any) -> torch.device:
+    """Return a device that torch can use. given: as torch.device takes it; None: the GPU if there is one, else the CPU.
+
+    Raises ConfigError for a device that torch does not know or cannot use.
+    """
+    try:
+        device = torch.device(("cuda" if cuda_usable() else "cpu") if given is None else given)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError, TypeError) as error:
+        choices = "Take 'cpu', 'cuda', 'cuda:1', or None: the GPU if there is one"
+        raise ConfigError(f"device={given!r:.50}: {first_line(error)}. {choices}") from error
+    return device
 
 
 def count_of(k: Any, name: str = "k") -> int:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from os import PathLike
 from pathlib import Path
-from typing import Any, Literal, overload
+from typing import Any, Literal, NoReturn, overload
 
 import numpy as np
 import torch
@@ -42,13 +42,12 @@ from dyad.inputs import OnError, PassageLike
 from dyad.recommend import Recommender, build_recommender
 from dyad.run.class_names import class_vectors
 from dyad.train.config import TrainConfig
-from dyad.train.distributed.devices import cuda_usable
 from dyad.train.distributed.world import World
 from dyad.train.towers.heads import representation
 from dyad.train.towers.models import ImageModel, ImageTextModel, LanguageModel, SequenceModel, TextPairModel
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Model:
     """A model that embeds images, texts, questions, passages or items of sequences, or that scores answers to prompts.
 
@@ -71,6 +70,9 @@ class Model:
         compared = "cosine" if self.encoder.cosine else "inner product"
         what, _ = inputs.USES[type(self.loaded.model)]
         return f"Model({self.loaded.source}: {what}, {compared}, on {self.encoder.world.device})"
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a Model is neither pickled nor copied: call dyad.load in the process that needs it")
 
     # ---- embeddings --------------------------------------------------------------------------------------------------
 
@@ -201,6 +203,8 @@ class Model:
         """
         k = inputs.count_of(k)
         queries, are_texts = inputs.queries_of(query)
+        if not isinstance(index, Index):
+            raise ConfigError(f"index must be an Index, as model.index(FOLDER) makes it, not {type(index).__name__}")
         if index.model != self.identity:
             raise ConfigError("this index has embeddings of another model, or of other weights: make it anew")
         if are_texts and not isinstance(self.loaded.model, ImageTextModel):
@@ -358,21 +362,24 @@ def load(
     embeds at a time; None: the value of the run, 256 for other models. workers: number of processes that prepare
     inputs; 0: this process does. width: embeddings have only so many of their first numbers, for a model trained with
     objective.matryoshka; None: all, as in exports; eval.width of a run is of evaluations alone. Raises ConfigError for
-    a name that is no model, and for a block or width below 1; ConfigError or DataError for damaged files. A width above
-    that of the model's embeddings is refused when something is embedded.
+    a name that is no model, for a device that torch cannot use, and for a block or width below 1; ConfigError or
+    DataError for damaged files. A width above that of the model's embeddings is refused when something is embedded.
     """
+    if not isinstance(name, str | PathLike):
+        raise ConfigError(f"name={name!r:.80} must be a str or a path, such as 'runs/NAME'")
+    device = inputs.device_of(device)
     found = find_model(os.fspath(name)).load()
     data, options = replace(found.config.data, workers=workers), found.config.eval
     block = options.block if block is None else inputs.count_of(block, "block")
     width = None if width is None else inputs.count_of(width, "width")
     config = replace(found.config, data=data, eval=replace(options, block=block, width=width or options.width))
-    world = World(device=torch.device(device or ("cuda" if cuda_usable() else "cpu")))
+    world = World(device=device)
     encoder = replace(Encoder.of(config, representation(found.model), world), width=width)
     return Model(replace(found, config=config), encoder)
 
 
 def evaluate(
-    model: Model, suite: str | Sequence[str] = (), *, val: str | None = None, captions: Sequence[str] = ()
+    model: Model, suite: str | Sequence[str] = (), *, val: str | None = None, captions: str | Sequence[str] = ()
 ) -> dict[str, dict[str, float]]:
     """Evaluate a model; return data set → {metric: value}, as `python -m eval` computes it.
 
@@ -380,11 +387,11 @@ def evaluate(
     cut to the width that `load` was given, else to eval.width of the run. suite: one or several entries of eval.suite,
     such as "zero_shot:task.json" or "beir:FOLDER@dev"; the name of its results is the last part of its path, but "val"
     becomes "val-2". val: shards or files of questions, as data.val; the name of its results is "val". captions: the
-    fields of shards that hold the captions, as data.captions; (): those of the run. Raises ConfigError for an invalid
-    entry and if there is no data set, DataError for damaged data.
+    field or fields of shards that hold the captions, as data.captions; (): those of the run. Raises ConfigError for an
+    invalid entry and if there is no data set, DataError for damaged data.
     """
-    entries = [suite] if isinstance(suite, str) else list(suite)
-    config = with_eval_options(model.config, EvalCommand(suite=entries, val=val, captions=list(captions) or None))
+    entries, fields = inputs.entries_of(suite, "suite"), inputs.entries_of(captions, "captions")
+    config = with_eval_options(model.config, EvalCommand(suite=entries, val=val, captions=fields or None))
     check_suite(config)
     evaluators = build_evaluators(config, model.loaded.model)
     encoder = replace(Encoder.of(config, model.loaded.model, model.encoder.world), width=config.eval.width)

@@ -1,11 +1,13 @@
 """The Python API: embeddings equal those of `python -m eval` to the bit, search, exports, and clear mistakes."""
 
 import json
+import pickle
 import re
 import runpy
 import shutil
 import subprocess
 import sys
+from copy import deepcopy
 from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -266,12 +268,37 @@ def test_mistakes_are_said_in_one_line(run: Path, texts: Path, images: Path, tmp
         (dyad.ConfigError, "no path", lambda: dyad.evaluate(of_texts, val=[{"text": "a"}])),  # type: ignore[arg-type]
         (dyad.ConfigError, "global_batch_size=0", lambda: dyad.batches("x", model=model, global_batch_size=0)),
         (dyad.ConfigError, "block=0", lambda: dyad.load(run, "cpu", block=0)),
+        (dyad.ConfigError, "device='gpu'", lambda: dyad.load(run, "gpu")),
+        (dyad.ConfigError, "device='cuda:99'", lambda: dyad.load(run, "cuda:99")),
+        (dyad.ConfigError, "name=None", lambda: dyad.load(None)),  # type: ignore[arg-type]
+        (dyad.ConfigError, "model.index(FOLDER)", lambda: model.search("folder", "a")),  # type: ignore[arg-type]
+        (dyad.ConfigError, "eval.suite", lambda: dyad.evaluate(model, Path("a.json"))),  # type: ignore[arg-type]
+        (dyad.ConfigError, "suite=None", lambda: dyad.evaluate(model, None)),  # type: ignore[arg-type]
+        (dyad.ConfigError, "captions=7", lambda: dyad.evaluate(model, captions=7)),  # type: ignore[arg-type]
         (dyad.ConfigError, "steps=", lambda: dyad.batches("x", model=model, steps=range(-2, 3))),
     ]
     for kind, named, mistake in mistakes:
         with raises(kind, named) as caught:
             mistake()
         assert len(str(caught.value).splitlines()) == 1
+
+
+def test_models_and_indexes_are_keys_and_an_index_is_sent_to_other_processes(run: Path, images: Path) -> None:
+    model = dyad.load(run, "cpu")
+    index = model.index(images)
+    hits = model.search(index, "a frog")  # builds FAISS's object, which is not sent
+    again = pickle.loads(pickle.dumps(index))
+    assert model.search(again, "a frog") == model.search(deepcopy(index), "a frog") == hits
+    assert len(again) == 40 and again != index and len({model, index, again}) == 3
+    with raises(TypeError, "dyad.load"):
+        pickle.dumps(model)
+
+
+def test_one_field_of_captions_is_one_name(run: Path) -> None:
+    model = dyad.load(run, "cpu")
+    entry = f"retrieval:{SHARD}"
+    one, listed = (dyad.evaluate(model, entry, captions=captions) for captions in ("caption", ["caption"]))
+    assert one == listed
 
 
 def test_exports_embed_as_the_run(run: Path, texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
