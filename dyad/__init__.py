@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from dyad.data.base.errors import ConfigError, DataError
-    from dyad.model import Batch, Hit, Index, Model, batches, evaluate, load
+    from dyad.model import Hit, Index, Model, evaluate, load
     from dyad.train.losses import OBJECTIVES, build_objective
+    from dyad.training_batches import Batch, batches
 
-MODULES = ("dyad.data.base.errors", "dyad.train.losses", "dyad.model")  # the lightest first
+MODULES = ("dyad.data.base.errors", "dyad.train.losses", "dyad.model", "dyad.training_batches")  # the lightest first
 __all__ = ["OBJECTIVES", "Batch", "ConfigError", "DataError", "Hit", "Index", "Model", "batches", "build_objective"]
 __all__ += ["evaluate", "load"]
 

@@ -31,14 +31,14 @@ class Hit(NamedTuple):
     item: Any
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Index:
     """Embeddings of n items, prepared for search: made by `Model.index`, searched by `Model.search`.
 
     items: n values that identify the items, see Hit.item: texts, whole numbers, pairs (title, text) or mappings.
     embeddings: float32 (n, D). model: digest of the model that computed the embeddings, see Model.identity. spec: the
-    kind of FAISS index, "Flat" for exact search. Raises ConfigError unless `embeddings` is a matrix of n rows of finite
-    floats, and not empty.
+    kind of FAISS index, "Flat" for exact search. It is equal to itself alone. Raises ConfigError unless `embeddings` is
+    a matrix of n rows of finite floats, and not empty.
     """
 
     items: Sequence[Any]
@@ -55,6 +55,12 @@ class Index:
     def __repr__(self) -> str:
         count, width = self.embeddings.shape
         return f"Index({count:,} items, {width} numbers each, {self.spec})"
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "faiss"}  # which is built at a search
 
     @cached_property
     def faiss(self) -> search.Index:

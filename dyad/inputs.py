@@ -4,7 +4,7 @@ them."""
 import json
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, ValuesView
 from os import PathLike
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
@@ -14,12 +14,15 @@ import torch
 from PIL.Image import Image
 from torch import Tensor
 
-from dyad.data.base.errors import ConfigError
+from dyad.data.base.errors import ConfigError, first_line
 from dyad.data.base.files import file_inside
 from dyad.data.question_passage.passages import Passage
+from dyad.train.distributed.devices import cuda_usable
 from dyad.train.towers import models
 
-PassageLike: TypeAlias = str | tuple[str, str] | Mapping[str, str]  # text; (title, text); {"text": …, "title": …}
+PassageLike: TypeAlias = (
+    str | tuple[str | None, str] | Mapping[str, Any]
+)  # text; (title, text); {"text": …, "title": …}
 OnError: TypeAlias = Literal["stop", "skip"]  # what an image that cannot be read does
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp")
 USES: Mapping[type[models.TwoTowerModel], tuple[str, str]] = {  # what a model takes, and the methods that take it
@@ -31,10 +34,13 @@ USES: Mapping[type[models.TwoTowerModel], tuple[str, str]] = {  # what a model t
 }
 
 
-def unsupported_input_error(model: models.TwoTowerModel) -> ConfigError:
-    """Return a ConfigError, to raise for inputs that `model` does not take; it says what the model takes."""
+def unsupported_input_error(model: models.TwoTowerModel, classes: Sequence[str]) -> ConfigError:
+    """Return a ConfigError, to raise for inputs that `model` does not take; it says what the model takes.
+
+    classes: the names of its classes; empty for a model without them.
+    """
     what, methods = USES[type(model)]
-    return ConfigError(f"this model takes {what} only: {methods}")
+    return ConfigError(f"this model takes {what} only: {methods}{'; classes by encode_class' * bool(classes)}")
 
 
 def texts_of(given: Any, what: str = "texts") -> list[str]:
@@ -44,27 +50,28 @@ def texts_of(given: Any, what: str = "texts") -> list[str]:
     surrogate pair.
     """
     texts = [given] if isinstance(given, str) else listed(given, what)
-    for text in texts:
+    for i, text in enumerate(texts):
         if not isinstance(text, str):
-            raise ConfigError(f"{what} must be str, or a list of str: one is {_type(text)}")
-        _refuse_half(text, what)
+            raise ConfigError(f"{what} must be str, or a list of str: item {i} is {_type(text)}")
+        _refuse_half(text, what, i)
     return texts
 
 
 def passages_of(given: Any) -> list[Passage]:
     """Return passages as a list of Passage; a single passage becomes a list of one.
 
-    A pair of texts (title, text) is a single passage. See PassageLike for the forms of a passage. Raises ConfigError
-    for an empty list, for an element of another form, and for a text with half of a UTF-16 surrogate pair.
+    See PassageLike for the forms of a passage. Raises ConfigError for an empty list, for a tuple of two texts that is
+    in no list, for an element of another form, and for a text with half of a UTF-16 surrogate pair.
     """
-    return [_passage(each) for each in _passages(given)]
+    return [_passage(each, i) for i, each in enumerate(_passages(given))]
 
 
 def stored_passages(given: Any) -> list[Any]:
     """Return passages as a list for an Index; a single passage becomes a list of one.
 
     The passages stay as they are given, except that a mapping becomes a dict; their form is checked by `passages_of`.
-    Raises ConfigError for an empty list, and for a passage that a JSON file cannot hold.
+    Raises ConfigError for an empty list, for a tuple of two texts that is in no list, and for a passage that a JSON
+    file cannot hold.
     """
     passages = [dict(each) if isinstance(each, Mapping) else each for each in _passages(given)]
     for i, passage in enumerate(passages):
@@ -86,18 +93,28 @@ def images_of(given: Any) -> list[Any]:
         raise ConfigError(
             f"'{given}' is a folder, not an image: give a list of files, or embed it by model.index(FOLDER)"
         )
+    return [given] if is_single(given) else listed(given, "images")
+
+
+def is_single(given: Any) -> bool:
+    """Return whether `given` is a single text or image, and no list of them: see `Model` for the forms of an image."""
     pixels = isinstance(given, np.ndarray | Tensor) and given.ndim == 3
-    return [given] if pixels or isinstance(given, str | PathLike | bytes | Image) else listed(given, "images")
+    return pixels or isinstance(given, str | PathLike | bytes | Image)
 
 
 def listed(given: Any, what: str) -> list[Any]:
-    """Return the elements of a sequence, or the rows of an array or tensor, as a list.
+    """Return the elements of a sequence, an iterator or a column of pandas or pyarrow, or the rows of an array.
 
     what: the name of the elements in error messages. The elements are not checked. Raises ConfigError for a str or
-    bytes, for another type such as a generator, and for an empty sequence.
+    bytes, for another type such as a set, a mapping or a DataFrame, and if there are no elements.
     """
+    as_list = getattr(given, "to_pylist", None) or getattr(given, "tolist", None)  # of pyarrow; of pandas
+    if as_list and not isinstance(given, np.ndarray | Tensor):
+        given = as_list()
+    elif isinstance(given, Iterator | ValuesView):
+        given = list(given)
     if not isinstance(given, Sequence | np.ndarray | Tensor) or isinstance(given, str | bytes | bytearray):
-        raise ConfigError(f"{what} must be one or a list of them, not {_type(given)}")
+        raise ConfigError(f"{what} must be one or a list of them, not {_type(given)}. Give a list")
     if not getattr(given, "ndim", 1) or not len(given):
         raise ConfigError(f"nothing to embed: the list of {what} is empty")
     return list(given)
@@ -106,14 +123,50 @@ def listed(given: Any, what: str) -> list[Any]:
 def queries_of(given: Any) -> tuple[list[Any], bool]:
     """Return (the queries of a search as a list, whether they are texts).
 
-    Any value that is no list is a single query, and becomes a list of one. A str is a text, any other query an image;
-    it is not checked further here. Raises ConfigError for an empty list, and for a list with texts and images.
+    A single query becomes a list of one. A str is a text, any other query an image; it is not checked further here.
+    Raises ConfigError for an empty list, for a list with texts and images, and for what `listed` refuses.
     """
-    queries = listed(given, "queries") if isinstance(given, list) else [given]
+    queries = [given] if is_single(given) else listed(given, "queries")
     texts = [isinstance(query, str) for query in queries]
     if any(texts) != all(texts):
         raise ConfigError("queries must be texts (str), or images (a path as a Path), not both in one list")
     return queries, all(texts)
+
+
+def histories_of(given: Any) -> tuple[list[list[str]], bool]:
+    """Return (histories as lists of ids, whether `given` is a single history).
+
+    Raises ConfigError unless `given` is a list of ids (str), or a list of such lists, and not empty.
+    """
+    if isinstance(given, str):
+        raise ConfigError(f"history={given!r:.80} must be a list of ids, oldest first: [{given!r:.80}]")
+    many = listed(given, "ids of a history")
+    single = np.ndim(many[0]) == 0
+    return [texts_of(each, "ids of a history") for each in ([many] if single else many)], single
+
+
+def entries_of(given: Any, name: str) -> list[Any]:
+    """Return a str or path as a list of one, and a list or tuple as a list. The elements are not checked.
+
+    name: the name of the argument in error messages. Raises ConfigError for another type.
+    """
+    if not isinstance(given, str | PathLike | list | tuple):
+        raise ConfigError(f"{name}={given!r:.80} must be a str or a list of str")
+    return [os.fspath(given)] if isinstance(given, str | PathLike) else list(given)
+
+
+def device_of(given: Any) -> torch.device:
+    """Return a device that torch can use. given: as torch.device takes it; None: the GPU if there is one, else the CPU.
+
+    Raises ConfigError for a device that torch does not know or cannot use.
+    """
+    try:
+        device = torch.device(("cuda" if cuda_usable() else "cpu") if given is None else given)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError, TypeError) as error:
+        choices = "Take 'cpu', 'cuda', 'cuda:1', or None: the GPU if there is one"
+        raise ConfigError(f"device={given!r:.50}: {first_line(error)}. {choices}") from error
+    return device
 
 
 def count_of(k: Any, name: str = "k") -> int:
@@ -159,24 +212,28 @@ def image_files(folder: Path) -> list[Path]:
 
 
 def _passages(given: Any) -> list[Any]:
-    is_pair = isinstance(given, tuple) and len(given) == 2 and all(isinstance(text, str) for text in given)
-    return [given] if is_pair or isinstance(given, str | Mapping) else listed(given, "passages")
+    if isinstance(given, tuple) and len(given) == 2 and all(isinstance(text, str) for text in given):
+        forms = "[(title, text)] for one passage with a title, [text, text] for two"
+        raise ConfigError(f"passages: a tuple of two texts may be one passage or two. Write {forms}")
+    return [given] if isinstance(given, str | Mapping) else listed(given, "passages")
 
 
-def _passage(given: Any) -> Passage:
-    title, text = given if isinstance(given, tuple) and len(given) == 2 else ("", given)
+def _passage(given: Any, i: int) -> Passage:
+    title, text = given if isinstance(given, tuple) and len(given) == 2 else (None, given)
     if isinstance(given, Mapping):
-        title, text = given.get("title", ""), given.get("text")
+        title, text = given.get("title"), given.get("text")
+    title = "" if title is None else title
     if not isinstance(title, str) or not isinstance(text, str):
-        raise ConfigError('passages must be str, (title, text), or {"text": str, "title": str}: one is ' + _type(given))
-    _refuse_half(title + text, "passages")
+        forms = 'str, (title, text), or {"text": str, "title": str}'
+        raise ConfigError(f"passages must be {forms}: item {i} is {_type(given)}")
+    _refuse_half(title + text, "passages", i)
     return Passage(text, title)
 
 
-def _refuse_half(text: str, what: str) -> None:
-    """Raise ConfigError for a text that contains half of a UTF-16 surrogate pair, which no tokenizer accepts."""
+def _refuse_half(text: str, what: str, i: int) -> None:
+    """Raise ConfigError for text number i if it has half of a UTF-16 surrogate pair, which no tokenizer accepts."""
     if half := re.search("[\ud800-\udfff]", text):
-        raise ConfigError(f"{what}: character {half.start()} of a text is {half[0]!r}, which is no Unicode character")
+        raise ConfigError(f"{what}: character {half.start()} of item {i} is {half[0]!r}, which is no Unicode character")
 
 
 def _type(given: Any) -> str:

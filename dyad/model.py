@@ -9,24 +9,21 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from os import PathLike
 from pathlib import Path
-from typing import Any, Literal, overload
+from typing import Any, Literal, NoReturn, overload
 
 import numpy as np
 import torch
-import torch.distributed as dist
 
 from dyad import inputs
-from dyad.data.base.errors import ConfigError
-from dyad.data.batch import Batch
-from dyad.data.config import Mode, PassageConfig, QuestionConfig
+from dyad.data.base.errors import ConfigError, nearest
+from dyad.data.config import PassageConfig, QuestionConfig
 from dyad.data.image_text.in_memory import GivenImages, ImageInput, SomeImages, readable
 from dyad.data.image_text.items import Captions, Images, Items
-from dyad.data.loading.loader import build_loader
 from dyad.data.question_passage.corpus import open_corpus
 from dyad.data.question_passage.dataset import TextInputs
 from dyad.data.question_passage.passages import Passage, Question
@@ -43,15 +40,14 @@ from dyad.evaluation.suite import build_evaluators, check_suite
 from dyad.index import Hit, Index
 from dyad.inputs import OnError, PassageLike
 from dyad.recommend import Recommender, build_recommender
+from dyad.run.class_names import class_vectors
 from dyad.train.config import TrainConfig
-from dyad.train.distributed.devices import cuda_usable
 from dyad.train.distributed.world import World
 from dyad.train.towers.heads import representation
 from dyad.train.towers.models import ImageModel, ImageTextModel, LanguageModel, SequenceModel, TextPairModel
-from dyad.training_data import build_data
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Model:
     """A model that embeds images, texts, questions, passages or items of sequences, or that scores answers to prompts.
 
@@ -59,12 +55,12 @@ class Model:
     configuration and its temperature. encoder: runs the towers, with a device and a block size.
 
     An image is a path, the bytes of an image file, a PIL image, or uint8 pixels: a numpy array (H, W, 3) or a torch
-    tensor (3, H, W). A passage is a text, a pair (title, text), or a mapping with "text" and optionally "title". A
-    single image, text or passage counts as a list of one: "a frog" gives embeddings (1, D). normalize: whether
-    embeddings are scaled to L2 norm 1; None: only if the model compares by cosine. The methods raise ConfigError for an
-    empty list, for a value of another type, and for a kind of input that this model does not embed; DataError for an
-    image that cannot be read, for an element of a list of images that is no image, and for embeddings that are not
-    finite.
+    tensor (3, H, W). A passage is a text, a mapping with "text" and optionally "title", or in a list a pair (title,
+    text). A single image, text or passage counts as a list of one: "a frog" gives embeddings (1, D). Iterators and
+    columns of pandas and pyarrow count as lists. normalize: whether embeddings are scaled to L2 norm 1; None: only if
+    the model compares by cosine. The methods raise ConfigError for an empty list, for a value of another type, and for
+    a kind of input that this model does not embed; DataError for an image that cannot be read, for an element of a list
+    of images that is no image, and for embeddings that are not finite.
     """
 
     loaded: LoadedModel
@@ -75,27 +71,30 @@ class Model:
         what, _ = inputs.USES[type(self.loaded.model)]
         return f"Model({self.loaded.source}: {what}, {compared}, on {self.encoder.world.device})"
 
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a Model is neither pickled nor copied: call dyad.load in the process that needs it")
+
     # ---- embeddings --------------------------------------------------------------------------------------------------
 
-    def encode_image(self, images: ImageInput | Sequence[ImageInput], *, normalize: bool | None = None) -> np.ndarray:
+    def encode_image(self, images: ImageInput | Iterable[ImageInput], *, normalize: bool | None = None) -> np.ndarray:
         """Return the embeddings of n images, float32 (n, D).
 
         normalize: whether to scale them to L2 norm 1; None: only if the model compares by cosine.
         """
         return self._encode("x", self._given(inputs.images_of(images)), normalize)
 
-    def encode_text(self, texts: str | Sequence[str], *, normalize: bool | None = None) -> np.ndarray:
+    def encode_text(self, texts: str | Iterable[str], *, normalize: bool | None = None) -> np.ndarray:
         """Return the embeddings of n captions or class prompts by a model of images and texts, float32 (n, D).
 
         A text is cut to the context length of the text tower. normalize: whether to scale embeddings to L2 norm 1;
         None: only if the model compares by cosine.
         """
         if not isinstance(self.loaded.model, ImageTextModel):
-            raise inputs.unsupported_input_error(self.loaded.model)
+            raise inputs.unsupported_input_error(self.loaded.model, self.classes)
         return self._encode("y", Captions(inputs.texts_of(texts), self.tokenize), normalize)
 
     def encode_question(
-        self, questions: str | Sequence[str], *, prefix: str | None = None, normalize: bool | None = None
+        self, questions: str | Iterable[str], *, prefix: str | None = None, normalize: bool | None = None
     ) -> np.ndarray:
         """Return the embeddings of n questions, float32 (n, D). Each question is cut to the model's length in tokens.
 
@@ -107,7 +106,7 @@ class Model:
 
     def encode_passage(
         self,
-        passages: PassageLike | Sequence[PassageLike],
+        passages: PassageLike | Iterable[PassageLike],
         *,
         prefix: str | None = None,
         normalize: bool | None = None,
@@ -121,6 +120,21 @@ class Model:
         given = [replace(passage, prefix=prefix) for passage in inputs.passages_of(passages)]
         texts = self._texts(given, self.config.data.passage)
         return encode_corpus(self._encoder(normalize), "y", texts, None, log=lambda line: None)
+
+    def encode_class(self, names: str | Iterable[str] | None = None) -> np.ndarray:
+        """Return the vectors of n classes, by which a model of task=labelled is evaluated, float32 (n, D).
+
+        names: of `classes`; None: all of them, in their order. Raises ConfigError for a name that is no class, and for
+        a model without vectors of classes, such as one of a rare class (data.rare): the embedding of an item is its
+        score.
+        """
+        if not (vectors := self._class_vectors):
+            only = "this model has no vectors of classes: only one of task=labelled without data.rare does"
+            raise ConfigError(f"{only}. It is a run; the classes of an export are in its file classes.npz")
+        chosen = [*vectors] if names is None else inputs.texts_of(names, "classes")
+        if unknown := [name for name in chosen if name not in vectors]:
+            raise ConfigError(f"'{unknown[0]:.80}' is no class of this model.{nearest(unknown[0], vectors)}")
+        return np.stack([vectors[name] for name in chosen])
 
     def similarity(self, x: np.ndarray, y: np.ndarray) -> np.ndarray:
         """Return the scores (n, m) of embeddings x (n, D) and y (m, D): cosines, or inner products.
@@ -139,7 +153,7 @@ class Model:
     # ---- search ------------------------------------------------------------------------------------------------------
 
     def index(
-        self, items: ImageInput | PassageLike | Sequence[Any], *, spec: str = "Flat", on_error: OnError = "stop"
+        self, items: ImageInput | PassageLike | Iterable[Any], *, spec: str = "Flat", on_error: OnError = "stop"
     ) -> Index:
         """Embed images or passages, and return an Index for `search`.
 
@@ -189,6 +203,8 @@ class Model:
         """
         k = inputs.count_of(k)
         queries, are_texts = inputs.queries_of(query)
+        if not isinstance(index, Index):
+            raise ConfigError(f"index must be an Index, as model.index(FOLDER) makes it, not {type(index).__name__}")
         if index.model != self.identity:
             raise ConfigError("this index has embeddings of another model, or of other weights: make it anew")
         if are_texts and not isinstance(self.loaded.model, ImageTextModel):
@@ -201,7 +217,7 @@ class Model:
             raise ConfigError(f"the index has width {index.embeddings.shape[1]}, this model {embeddings.shape[1]}")
         found = index.faiss.search(embeddings, k)
         hits = [[Hit(score, index.items[i]) for i, score in found.found(n)] for n in range(len(queries))]
-        return hits if isinstance(query, list) else hits[0]
+        return hits[0] if inputs.is_single(query) else hits
 
     # ---- sequences ---------------------------------------------------------------------------------------------------
 
@@ -219,13 +235,11 @@ class Model:
         sequence or of frames, and for a history without an item that the model knows; ConfigError or DataError if the
         training log, which has the ids for a model that is no export, cannot be read.
         """
-        k, many = inputs.count_of(k), [*inputs.listed(history, "items")]
-        is_one = all(isinstance(each, str) for each in many)
-        histories = [inputs.texts_of(each, "items of a history") for each in ([many] if is_one else many)]
+        k, (histories, single) = inputs.count_of(k), inputs.histories_of(history)
         found = [[Hit(*pair) for pair in row] for row in self._recommender(histories, k, drop_seen)]
-        return found[0] if is_one else found
+        return found[0] if single else found
 
-    def score(self, prompt: str, answers: Sequence[str]) -> np.ndarray:
+    def score(self, prompt: str, answers: Iterable[str]) -> np.ndarray:
         """Return the log-likelihoods of n answers after a prompt, each as the mean over its tokens, float32 (n,).
 
         Prompt and answers get the prefixes of training, and are cut to the lengths of training: a prompt keeps its last
@@ -244,6 +258,10 @@ class Model:
             return model.towers.y_tower.eval()(rows.to(self.encoder.world.device))[:, 0].cpu().numpy()
 
     @cached_property
+    def _class_vectors(self) -> dict[str, np.ndarray]:
+        return class_vectors(self.config, self.loaded.model, self.encoder)
+
+    @cached_property
     def _recommender(self) -> Recommender:
         if not isinstance(self.loaded.model, SequenceModel):
             raise ConfigError("this model is of no sequences: only one of task=sequence recommends")
@@ -258,6 +276,11 @@ class Model:
         For a model of another library, it holds the settings that came with the model, and defaults.
         """
         return self.loaded.config
+
+    @property
+    def classes(self) -> list[str]:
+        """The names of the classes of a run of task=labelled, in the order of `encode_class`; [] for other models."""
+        return self.config.run.classes or []
 
     @property
     def temperature(self) -> float | None:
@@ -303,7 +326,7 @@ class Model:
     @property
     def _images(self) -> ImageModel:
         if not isinstance(self.loaded.model, ImageModel):
-            raise inputs.unsupported_input_error(self.loaded.model)
+            raise inputs.unsupported_input_error(self.loaded.model, self.classes)
         return self.loaded.model
 
     def _given(self, images: Sequence[ImageInput]) -> GivenImages:
@@ -311,7 +334,7 @@ class Model:
 
     def _texts(self, texts: Sequence[Question | Passage], options: QuestionConfig | PassageConfig) -> TextInputs:
         if not isinstance(self.loaded.model, TextPairModel):
-            raise inputs.unsupported_input_error(self.loaded.model)
+            raise inputs.unsupported_input_error(self.loaded.model, self.classes)
         lengths = np.array([len(f"{getattr(text, 'title', '')}{text.text}".encode()) for text in texts], np.int64)
         return TextInputs(texts.__getitem__, lengths, self.tokenize, options)
 
@@ -339,21 +362,24 @@ def load(
     embeds at a time; None: the value of the run, 256 for other models. workers: number of processes that prepare
     inputs; 0: this process does. width: embeddings have only so many of their first numbers, for a model trained with
     objective.matryoshka; None: all, as in exports; eval.width of a run is of evaluations alone. Raises ConfigError for
-    a name that is no model, and for a block or width below 1; ConfigError or DataError for damaged files. A width above
-    that of the model's embeddings is refused when something is embedded.
+    a name that is no model, for a device that torch cannot use, and for a block or width below 1; ConfigError or
+    DataError for damaged files. A width above that of the model's embeddings is refused when something is embedded.
     """
+    if not isinstance(name, str | PathLike):
+        raise ConfigError(f"name={name!r:.80} must be a str or a path, such as 'runs/NAME'")
+    device = inputs.device_of(device)
     found = find_model(os.fspath(name)).load()
     data, options = replace(found.config.data, workers=workers), found.config.eval
     block = options.block if block is None else inputs.count_of(block, "block")
     width = None if width is None else inputs.count_of(width, "width")
     config = replace(found.config, data=data, eval=replace(options, block=block, width=width or options.width))
-    world = World(device=torch.device(device or ("cuda" if cuda_usable() else "cpu")))
+    world = World(device=device)
     encoder = replace(Encoder.of(config, representation(found.model), world), width=width)
     return Model(replace(found, config=config), encoder)
 
 
 def evaluate(
-    model: Model, suite: str | Sequence[str] = (), *, val: str | None = None, captions: Sequence[str] = ()
+    model: Model, suite: str | Sequence[str] = (), *, val: str | None = None, captions: str | Sequence[str] = ()
 ) -> dict[str, dict[str, float]]:
     """Evaluate a model; return data set → {metric: value}, as `python -m eval` computes it.
 
@@ -361,37 +387,12 @@ def evaluate(
     cut to the width that `load` was given, else to eval.width of the run. suite: one or several entries of eval.suite,
     such as "zero_shot:task.json" or "beir:FOLDER@dev"; the name of its results is the last part of its path, but "val"
     becomes "val-2". val: shards or files of questions, as data.val; the name of its results is "val". captions: the
-    fields of shards that hold the captions, as data.captions; (): those of the run. Raises ConfigError for an invalid
-    entry and if there is no data set, DataError for damaged data.
+    field or fields of shards that hold the captions, as data.captions; (): those of the run. Raises ConfigError for an
+    invalid entry and if there is no data set, DataError for damaged data.
     """
-    entries = [suite] if isinstance(suite, str) else list(suite)
-    config = with_eval_options(model.config, EvalCommand(suite=entries, val=val, captions=list(captions) or None))
+    entries, fields = inputs.entries_of(suite, "suite"), inputs.entries_of(captions, "captions")
+    config = with_eval_options(model.config, EvalCommand(suite=entries, val=val, captions=fields or None))
     check_suite(config)
     evaluators = build_evaluators(config, model.loaded.model)
     encoder = replace(Encoder.of(config, model.loaded.model, model.encoder.world), width=config.eval.width)
     return {e.name.removeprefix("eval/"): e.report(encoder).metrics for e in evaluators}
-
-
-def batches(
-    train: str | PathLike[str], *, model: Model, global_batch_size: int = 256, seed: int = 0, steps: range | None = None
-) -> Iterator[Batch]:
-    """Return an iterator over the batches of a training run in their exact order.
-
-    Step s has the same samples in every run with the same options data.*, seed and global batch size, except a run with
-    data.mode=stream. Under torch.distributed each rank gets its own part of every batch. train: the data, as
-    data.train. model: provides the tokenizer, the image size and the other options data.* of its run; as many processes
-    prepare samples as it was loaded with (`workers`). steps: the steps to yield, for example range(100, 200), without
-    gaps; None: one epoch. Missing indexes of the data are written. Raises ConfigError for steps or a batch size that
-    cannot be, and for data that do not fit the model; DataError for damaged data.
-    """
-    if steps is not None:
-        inputs.check_steps(steps)
-    count = inputs.count_of(global_batch_size, "global_batch_size")
-    named = os.fspath(train) if isinstance(train, PathLike) else train
-    data = replace(model.config.data, train=named, mode=Mode.indexed)
-    config = replace(model.config, data=data, seed=int(seed), global_batch_size=count)
-    found: Any = build_data(config, model.loaded.model)
-    steps = steps if steps is not None else range(found.order.steps_per_epoch)
-    rank, size = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
-    part: Any = {"rank": rank, "world_size": size, "workers": model.encoder.workers, "drawn": found.drawn}
-    return build_loader(found.dataset, found.order, first_step=steps.start, last_step=steps.stop, **part)

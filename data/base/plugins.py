@@ -65,8 +65,11 @@ def plugins_needed(recorded: Sequence[str]) -> str:
 
     The hint begins with a blank. recorded: the names of these plugins, from the key `plugins` of the run's config.yaml.
     """
-    missing = any(name not in _imported for name in recorded)
-    return f" The run was made with code beside Dyad. If you trust it, add {PLUGINS}=[{','.join(recorded)}]" * missing
+    modules = [Path(name).stem if name.endswith(".py") else name for name in recorded]
+    if all(name in _imported or module in sys.modules for name, module in zip(recorded, modules, strict=True)):
+        return ""
+    trusted = f"add {PLUGINS}=[{','.join(recorded)}]; in Python, type before: import {', '.join(modules)}"
+    return f" The run was made with code beside Dyad. If you trust it, {trusted}"
 
 
 def _import(name: str) -> ModuleType:

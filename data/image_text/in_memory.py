@@ -41,8 +41,15 @@ class GivenImages:
         return evaluation_batch(map(self.decoded, range(start, min(stop, len(self)))), self.spec)
 
     def decoded(self, i: int) -> Tensor:
-        """Return image i in its own height H and width W, uint8 (3, H, W). Raises DataError as `pixels` does."""
-        return pixels(self.images[i], self.max_pixels)
+        """Return image i in its own height H and width W, uint8 (3, H, W).
+
+        Raises DataError as `pixels` does, with the path or the position of the image.
+        """
+        try:
+            return pixels(self.images[i], self.max_pixels)
+        except DataError as error:
+            key = self.key(i)
+            raise DataError(f"{key if isinstance(key, str) else f'image {key}'}: {error}") from error
 
     def key(self, i: int) -> str | int:
         """Return what names image i: its path, or its position if it has none."""
@@ -88,8 +95,8 @@ def pixels(image: ImageInput, max_pixels: int) -> Tensor:
         try:
             with open_foreign(os.path.expanduser(image), MAX_BYTES[IMAGES[0]]) as file:
                 return decode(file.read(), max_pixels)
-        except (OSError, ValueError, DataError) as error:
-            raise DataError(f"{image}: {error}") from error
+        except (OSError, ValueError) as error:
+            raise DataError(str(error)) from error
     if isinstance(image, Tensor):
         found = image.cpu()
     elif not isinstance(image, np.ndarray | Image):

@@ -5,6 +5,7 @@
 settings that the other files of the export format have no place for.
 """
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 
 KEPT = """objective.similarity model.text.pooling data.question.prefix data.question.length data.passage.prefix
 data.passage.length data.passage.title""".split()
-
+PUBLISHED = re.compile(r"[\w.-]+/[\w.-]+")  # ORG/NAME of the Hugging Face hub
 
 FORMS = """\
 model= is one of, each with the weights, prompts and lengths that it brings:
@@ -85,8 +86,19 @@ def find_model(name: str) -> FoundModel:
     elif find := next((find for find, file in KINDS.values() if file and (folder / file).exists()), None):
         found = find(name)
     else:
+        _refuse_what_is_no_run(name, folder)
         return find_trained(name)
     return replace(found, load=lambda: replace(found.load(), source=name))
+
+
+def _refuse_what_is_no_run(name: str, folder: Path) -> None:
+    """Raise ConfigError for an export that only another library loads, and for what may be a published model."""
+    if (folder / SETTINGS).exists():
+        loads = "is an export for onnxruntime, which loads it as its README.md shows"
+        raise ConfigError(f"{name} {loads}. Give its run, or an export of another format")
+    if PUBLISHED.fullmatch(name) and not folder.parent.exists():
+        forms = f"st:{name} (a SentenceTransformer), hf:{name} or open_clip:hf-hub:{name}"
+        raise ConfigError(f"'{name}' is no folder. Give a run folder, or for a published model {forms}")
 
 
 def find_trained(path: str) -> FoundModel:

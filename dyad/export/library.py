@@ -10,6 +10,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import numpy as np
 import torch
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from safetensors.torch import load_file, save_file
@@ -38,7 +39,7 @@ class ExportSource:
     name: the name of the run. model: as it is used after training, without projection heads (`representation` in
     train/towers/heads.py). calibration: scale and bias of the logits at the end of training; None: the export gets the
     library's initial values. step: finished optimiser steps, None if unknown. results: scores of the evaluations at
-    that step.
+    that step. classes: class name → its vector, float32 (D,), of a model of task=labelled.
     """
 
     name: str
@@ -47,6 +48,7 @@ class ExportSource:
     calibration: Calibration | None = None
     step: int | None = None
     results: Sequence[Scored] = ()
+    classes: Mapping[str, np.ndarray] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

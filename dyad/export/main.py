@@ -30,6 +30,7 @@ EXTRAS = {"sentence_transformers": "sentence-transformers", "onnx": "onnx"}
 ExportFormat = StrEnum(
     "ExportFormat", ["open_clip", "transformers", "sentence_transformers", "dpr", "onnx", "torch", "causal_lm"]
 )
+CLASSES = "classes.npz"  # names (C,) and embeddings (C, D) of the classes of task=labelled
 # task → the format that alone takes its models
 ONLY_FORMAT = {"sequence": ExportFormat["torch"], "language_model": ExportFormat["causal_lm"]}
 
@@ -69,11 +70,14 @@ def main() -> None:
     if command.push:
         check_repository(command.push)
 
+    from dyad.eval.encode.encoder import Encoder
     from dyad.eval.results.panels import scored
     from dyad.eval.results.write import saved_results
     from dyad.evaluation.load_run import find_run, load_run, own_output
     from dyad.export.card import CARD
     from dyad.export.library import ExportSource
+    from dyad.run.class_names import class_vectors
+    from dyad.train.distributed.world import World
     from dyad.train.towers.heads import representation
 
     trained = load_run(*find_run(command.run))
@@ -82,9 +86,9 @@ def main() -> None:
     out = Path(command.out).expanduser() if command.out else own_output(trained.run, f"export/{chosen.name}")
     name = trained.run.resolve().name
     results = [scored(result) for result in saved_results(trained.run) if result.get("step") == trained.step]
-    source = ExportSource(
-        name, trained.config, representation(trained.model), trained.calibration, trained.step, results
-    )
+    model, encoder = representation(trained.model), Encoder.of(trained.config, trained.model, World())
+    classes = class_vectors(trained.config, trained.model, encoder)
+    source = ExportSource(name, trained.config, model, trained.calibration, trained.step, results, classes)
     difference = export(library, source, out)
     print(f"{out}: step {trained.step}. {library.name} loaded it in a process of its own, without a network,")
     print(f"and gave the same embeddings (to {difference:.1g}). Read its model card, {CARD}, before you hand it on.\n")
@@ -148,12 +152,15 @@ def export(library: "Library", source: "ExportSource", out: Path) -> float:
     """Write the export of a model into the folder `out`, and check it by the library that will load it.
 
     Returns the largest difference between our embeddings and the library's, as `compare_embeddings` in
-    dyad/export/library.py. Beside the files of the library, `out` gets a model card and the file SETTINGS. An earlier
-    export in `out` is replaced; the licence that a person wrote into its card is kept. Raises ConfigError when the
-    format cannot hold the model, the library cannot load the folder, `out` cannot be written, or `out` exists with
-    files that this export does not write, or with a card that was changed by hand; HardwareError when the process of
-    the library is killed; AssertionError when the embeddings differ. After an error `out` is as it was before.
+    dyad/export/library.py. Beside the files of the library, `out` gets a model card, the file SETTINGS, and with
+    source.classes the file CLASSES. An earlier export in `out` is replaced; the licence that a person wrote into its
+    card is kept. Raises ConfigError when the format cannot hold the model, the library cannot load the folder, `out`
+    cannot be written, or `out` exists with files that this export does not write, or with a card that was changed by
+    hand; HardwareError when the process of the library is killed; AssertionError when the embeddings differ. After an
+    error `out` is as it was before.
     """
+    from numpy import savez
+
     from dyad.evaluation.load_model import settings_of
     from dyad.export.card import CARD, card, digest, licence_of_earlier_export
     from dyad.export.library import compare_embeddings
@@ -164,6 +171,8 @@ def export(library: "Library", source: "ExportSource", out: Path) -> float:
         chosen = licence_of_earlier_export(out)
         with whole_folder(out, replace=True) as temporary:
             library.write(temporary, source)
+            if source.classes:
+                savez(temporary / CLASSES, names=[*source.classes], embeddings=[*source.classes.values()])
             existing = _files(out) if out.is_dir() else {out.name} if out.exists() else set()
             ours = {CARD, SETTINGS} if SETTINGS in existing else set()
             if foreign := existing - _files(temporary) - ours:

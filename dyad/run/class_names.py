@@ -6,7 +6,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from dyad.data.base.errors import ConfigError, SampleError, nearest
+from dyad.data.image_text.items import Captions
 from dyad.data.image_text.sample import ShardSample
 from dyad.data.loading.class_batches import ClassNumbers, class_key, distinct
 from dyad.data.question_passage.fields import label_of
@@ -17,6 +20,7 @@ from dyad.data.shards.rows import Rows
 from dyad.data.shards.shards import Shards, open_shards
 from dyad.data.shards.sources import parse_sources
 from dyad.data.tables.prepare import prepared_tables, table_options
+from dyad.eval.encode.encoder import Encoder
 from dyad.eval.tasks.prompts import read_task
 from dyad.train.config import Classes, Task, TrainConfig
 from dyad.train.distributed.agreement import from_rank_0
@@ -113,3 +117,16 @@ def class_inputs(config: TrainConfig, model: TwoTowerModel) -> tuple[list[str], 
         return config.run.classes or [], ClassNumbers(config.run.classes or [])
     tokenize = partial(text_tokens, Passage, model.tokenize, config.data.passage)
     return config.run.prompts or [], model.tokenize if config.has_images else tokenize
+
+
+def class_vectors(config: TrainConfig, model: TwoTowerModel, encoder: Encoder) -> dict[str, np.ndarray]:
+    """Return class name → the vector with which samples are compared, float32 (D,), in the order of run.classes.
+
+    It is empty for a model without such vectors: of another task, or of a rare class. model: as it was trained, with
+    its y tower. encoder: how it runs; its towers may be those of `representation`.
+    """
+    if config.task is not Task.labelled or config.data.rare is not None:
+        return {}
+    texts, tokenize = class_inputs(config, model)
+    encode = replace(encoder, towers={"y": model.towers.y_tower.to(encoder.world.device)})
+    return dict(zip(config.run.classes or [], encode("y", Captions(texts, tokenize)), strict=True))

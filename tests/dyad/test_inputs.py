@@ -7,6 +7,7 @@ from types import MappingProxyType
 from typing import Any
 
 import numpy as np
+import pyarrow
 import pytest
 import torch
 from helpers.messages import raises
@@ -14,10 +15,19 @@ from PIL import Image
 
 import dyad
 from dyad import inputs
-from dyad.data.image_text.in_memory import pixels
+from dyad.data.image_text.in_memory import GivenImages, pixels
+from dyad.data.image_text.transforms import ImageSpec
 from dyad.data.question_passage.passages import Passage
 
-TEXTS: dict[str, Any] = {"None": None, "7": 7, "bytes": b"x", "generator": iter(["a"]), "set": {"a"}, "empty": []}
+
+class Column:
+    """As a column of pandas: no Sequence, and no array of NumPy."""
+
+    def tolist(self) -> list[str]:
+        return ["a", "b"]
+
+
+TEXTS: dict[str, Any] = {"None": None, "7": 7, "bytes": b"x", "set": {"a"}, "mapping": {"a": 1}, "empty": []}
 TEXTS |= {"a number in it": ["a", 7], "bytes in it": [b"x"], "None in it": ["x", None], "array": np.zeros(3)}
 TEXTS |= {
     "empty array": np.array([], str),
@@ -35,12 +45,42 @@ def test_what_is_no_text(given: Any) -> None:
 
 def test_what_is_a_text() -> None:
     assert inputs.texts_of("a frog") == ["a frog"]
-    for given in (("a", "b"), ["a", "b"], np.array(["a", "b"])):
+    usual = [("a", "b"), ["a", "b"], np.array(["a", "b"]), {1: "a", 2: "b"}.values(), map(str, "ab"), Column()]
+    for given in [*usual, (text for text in "ab"), pyarrow.array(["a", "b"]), pyarrow.chunked_array([["a"], ["b"]])]:
         assert inputs.texts_of(given) == ["a", "b"]
 
 
+def test_a_bad_item_is_named_by_its_position() -> None:
+    for mistake in (
+        lambda: inputs.texts_of(["a", "b", None]),
+        lambda: inputs.texts_of(["a", "b", "a\ud800"]),
+        lambda: inputs.passages_of(["a", "b", None]),
+        lambda: inputs.passages_of(["a", "b", {"text": "a\ud800"}]),
+        lambda: inputs.histories_of(["a", "b", 7]),
+    ):
+        with raises(dyad.ConfigError, "item 2"):
+            mistake()
+    images = [np.zeros((8, 8, 3), np.uint8), None, "nowhere.png"]
+    given = GivenImages(images, ImageSpec(8, (0.5,) * 3, (0.5,) * 3), 1000)  # type: ignore[arg-type]
+    with raises(dyad.DataError, "image 1"):
+        given.decoded(1)
+    with raises(dyad.DataError, "nowhere.png"):
+        given.decoded(2)
+
+
+@pytest.mark.parametrize("given", [[1, 2], "id", [], [["a"], [7]], 7, [iter(["a"])]])
+def test_what_is_no_history(given: Any) -> None:
+    with raises(dyad.ConfigError, "history"):
+        inputs.histories_of(given)
+
+
+def test_what_is_a_history() -> None:
+    assert inputs.histories_of(["a", "b"]) == inputs.histories_of(np.array(["a", "b"])) == ([["a", "b"]], True)
+    assert inputs.histories_of([["a"], ("b", "c")]) == ([["a"], ["b", "c"]], False)
+
+
 @pytest.mark.parametrize(
-    "given", [None, [None], [("a", "b", "c")], [("a", 7)], [{"title": "a"}], [{"text": 7}], [], "a\ud800"]
+    "given", [None, [None], [("a", "b", "c")], [("a", 7)], [{"title": "a"}], [{"text": 7}], [], "a\ud800", ("t", "a")]
 )
 def test_what_is_no_passage(given: Any) -> None:
     with raises(dyad.ConfigError, "passages"):
@@ -49,7 +89,9 @@ def test_what_is_no_passage(given: Any) -> None:
 
 def test_what_is_a_passage() -> None:
     assert inputs.passages_of("a") == inputs.passages_of({"text": "a"}) == [Passage("a")]
-    assert inputs.passages_of(("t", "a")) == inputs.passages_of([("t", "a")]) == [Passage("a", "t")]
+    assert inputs.passages_of([("t", "a")]) == [Passage("a", "t")]
+    assert inputs.passages_of({"text": "a", "title": None}) == inputs.passages_of([(None, "a")]) == [Passage("a")]
+    assert inputs.passages_of(("a", "b", "c")) == [Passage("a"), Passage("b"), Passage("c")]
     assert inputs.passages_of([("t", "a"), "a", {"text": "b", "id": 7}]) == [
         Passage("a", "t"),
         Passage("a"),
@@ -59,7 +101,8 @@ def test_what_is_a_passage() -> None:
 
 def test_passages_of_an_index_are_json_values() -> None:
     assert inputs.stored_passages(MappingProxyType({"text": "a"})) == [{"text": "a"}]
-    assert inputs.stored_passages(("t", "a")) == [("t", "a")]
+    with raises(dyad.ConfigError, "[(title, text)]"):
+        inputs.stored_passages(("t", "a"))
     with raises(dyad.ConfigError, "number 1"):
         inputs.stored_passages(["a", {"text": "b", "id": b"7"}])
 
@@ -109,7 +152,8 @@ def test_embeddings_of_few_bits_are_multiplied_as_float32() -> None:
 
 
 def test_queries_are_of_one_kind() -> None:
-    assert inputs.queries_of("a") == (["a"], True) and inputs.queries_of([Path("a")]) == ([Path("a")], False)
+    assert inputs.queries_of("a") == inputs.queries_of(iter(["a"])) == (["a"], True)
+    assert inputs.queries_of([Path("a")]) == ([Path("a")], False)
     assert inputs.count_of(np.int64(3)) == 3
     with raises(dyad.ConfigError):
         inputs.queries_of(["a", Path("b.png")])

@@ -1,11 +1,13 @@
 """The Python API: embeddings equal those of `python -m eval` to the bit, search, exports, and clear mistakes."""
 
 import json
+import pickle
 import re
 import runpy
 import shutil
 import subprocess
 import sys
+from copy import deepcopy
 from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -106,7 +108,7 @@ def test_an_instruction_takes_the_place_of_the_prefix(texts: Path, run: Path, be
     assert np.array_equal(ours, model.encode_question("anchor", prefix="ask: ")) and not np.array_equal(ours, other)
     assert np.array_equal(other, model.encode_question("find: anchor", prefix=""))
     assert np.array_equal(model.encode_passage("anchor"), model.encode_passage("anchor", prefix="say: "))
-    assert not np.array_equal(model.encode_passage("anchor"), model.encode_passage(("", "anchor"), prefix=""))
+    assert not np.array_equal(model.encode_passage("anchor"), model.encode_passage([("", "anchor")], prefix=""))
     index = model.index(str(beir))
     assert model.search(index, "anchor", prefix="ask: ") == model.search(index, "anchor")
     assert model.search(index, "anchor", prefix="find: ") == model.search(index, "find: anchor", prefix="")
@@ -199,11 +201,9 @@ def test_one_that_is_no_list_is_one_row(run: Path, texts: Path, images: Path) ->
     model, of_texts, file = dyad.load(str(run), "cpu"), dyad.load(str(texts), "cpu"), images / "3.webp"
     cases: list[tuple[Any, Any]] = [(model.encode_text, "a frog"), (model.encode_image, file)]
     cases += [(of_texts.encode_question, "a frog"), (of_texts.encode_passage, {"text": "a frog"})]
-    cases += [(of_texts.encode_passage, ("title", "a frog"))]
     for embed, one in cases:
         assert np.array_equal(embed(one), embed([one])) and len(embed(one)) == 1
     assert model.similarity(model.encode_text("a frog"), model.encode_image(file)).shape == (1, 1)
-    assert list(of_texts.index(("title", "a frog")).items) == [("title", "a frog")]
     pixels = np.array(Image.open(file).convert("RGB"))
     for image in (pixels, torch.from_numpy(pixels).permute(2, 0, 1), Image.open(file), file.read_bytes()):
         index = model.index(image)
@@ -253,6 +253,7 @@ def test_mistakes_are_said_in_one_line(run: Path, texts: Path, images: Path, tmp
         (dyad.ConfigError, "", lambda: of_texts.search(model.index(images), "a")),
         (dyad.DataError, tmp_path, lambda: dyad.Index.load(tmp_path)),
         (dyad.ConfigError, "runs/nowhere", lambda: dyad.load("runs/nowhere")),
+        (dyad.ConfigError, "st:NOBODY/some-model", lambda: dyad.load("NOBODY/some-model")),
         (dyad.ConfigError, f"{run.name}@best", lambda: dyad.load(f"{run}@bst")),
         (dyad.ConfigError, "beir:x", lambda: dyad.evaluate(model, ["beir:x"])),
         (dyad.ConfigError, "width 3", lambda: model.search(dyad.Index(["a"], np.ones((1, 3)), model.identity), "a")),
@@ -267,12 +268,37 @@ def test_mistakes_are_said_in_one_line(run: Path, texts: Path, images: Path, tmp
         (dyad.ConfigError, "no path", lambda: dyad.evaluate(of_texts, val=[{"text": "a"}])),  # type: ignore[arg-type]
         (dyad.ConfigError, "global_batch_size=0", lambda: dyad.batches("x", model=model, global_batch_size=0)),
         (dyad.ConfigError, "block=0", lambda: dyad.load(run, "cpu", block=0)),
+        (dyad.ConfigError, "device='gpu'", lambda: dyad.load(run, "gpu")),
+        (dyad.ConfigError, "device='cuda:99'", lambda: dyad.load(run, "cuda:99")),
+        (dyad.ConfigError, "name=None", lambda: dyad.load(None)),  # type: ignore[arg-type]
+        (dyad.ConfigError, "model.index(FOLDER)", lambda: model.search("folder", "a")),  # type: ignore[arg-type]
+        (dyad.ConfigError, "eval.suite", lambda: dyad.evaluate(model, Path("a.json"))),  # type: ignore[arg-type]
+        (dyad.ConfigError, "suite=None", lambda: dyad.evaluate(model, None)),  # type: ignore[arg-type]
+        (dyad.ConfigError, "captions=7", lambda: dyad.evaluate(model, captions=7)),  # type: ignore[arg-type]
         (dyad.ConfigError, "steps=", lambda: dyad.batches("x", model=model, steps=range(-2, 3))),
     ]
     for kind, named, mistake in mistakes:
         with raises(kind, named) as caught:
             mistake()
         assert len(str(caught.value).splitlines()) == 1
+
+
+def test_models_and_indexes_are_keys_and_an_index_is_sent_to_other_processes(run: Path, images: Path) -> None:
+    model = dyad.load(run, "cpu")
+    index = model.index(images)
+    hits = model.search(index, "a frog")  # builds FAISS's object, which is not sent
+    again = pickle.loads(pickle.dumps(index))
+    assert model.search(again, "a frog") == model.search(deepcopy(index), "a frog") == hits
+    assert len(again) == 40 and again != index and len({model, index, again}) == 3
+    with raises(TypeError, "dyad.load"):
+        pickle.dumps(model)
+
+
+def test_one_field_of_captions_is_one_name(run: Path) -> None:
+    model = dyad.load(run, "cpu")
+    entry = f"retrieval:{SHARD}"
+    one, listed = (dyad.evaluate(model, entry, captions=captions) for captions in ("caption", ["caption"]))
+    assert one == listed
 
 
 def test_exports_embed_as_the_run(run: Path, texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

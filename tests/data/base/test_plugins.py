@@ -91,9 +91,10 @@ def test_what_is_no_plugin_is_refused(tmp_path: Path) -> None:
 def test_the_hint_for_a_run_names_what_to_type(tmp_path: Path) -> None:
     (tmp_path / "second_plugin.py").write_text("")
     assert plugins_needed([]) == ""
-    assert plugins_needed(["second_plugin"]).endswith("add plugins=[second_plugin]")
+    hint = plugins_needed(["second_plugin", "code/third_plugin.py"])
+    assert "plugins=[second_plugin,code/third_plugin.py]" in hint and "import second_plugin, third_plugin" in hint
     import_typed_plugins(["plugins=[second_plugin]"])
-    assert plugins_needed(["second_plugin"]) == ""
+    assert plugins_needed(["second_plugin", "json"]) == ""  # the other one by the import of Python
 
 
 def test_a_command_ends_with_2(tmp_path: Path) -> None:
