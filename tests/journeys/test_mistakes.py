@@ -127,7 +127,7 @@ MISTAKES = {
         ["model.image.frozen=true", "model.image.lora_rank=4"],
     ),
     "evaluations of nothing": ([EMOJI, "data.val=null", "eval.suite=[]", "eval.every=5"], ["eval.every=5", "data.val"]),
-    "template of captions of no image": (["experiment=topics", "data.template='a {}'"], ["data.template=a {}"]),
+    "template of captions of no image": (["experiment=topics", "data.template='a {}'"], ['data.template="a {}"']),
     "a dry run and a plan": (
         [EMOJI, "plan.dry_run=2", "plan.gpus=4"],
         ["plan.gpus=4", "plan.dry_run=null"],
