@@ -11,6 +11,25 @@ dyad_numbers() { # NAME=VALUE …: whole numbers, before arithmetic, which would
     done
 }
 
+dyad_from_1() { # NAME=VALUE …: numbers of processes and machines, and ports
+    local pair
+    dyad_numbers "$@"
+    for pair; do
+        if [ "${pair#*=}" -lt 1 ] || [ "${pair#*=}" -gt 65535 ]; then
+            echo "error: $pair is no number from 1 to 65535" >&2
+            exit 2
+        fi
+    done
+}
+
+dyad_start_timeout() { # whole seconds that machines wait for each other: dist.start_timeout among the arguments, else 600
+    local argument seconds=600
+    for argument; do
+        if [[ $argument =~ ^dist\.start_timeout=([1-9][0-9]*)(\.|$) ]]; then seconds=${BASH_REMATCH[1]}; fi
+    done
+    echo "$seconds"
+}
+
 dyad_gpus() { # how many GPUs a process can use here: those it is shown; of GPUs cut into slices (MIG) CUDA shows one slice
     local shown
     if [ -n "${CUDA_VISIBLE_DEVICES+set}" ]; then # the list ends at a number that is none, and SLURM hides by a name

@@ -65,7 +65,7 @@ def test_dry_run_in_a_job_that_was_queued_again(tmp_path: Path) -> None:
         *["--kill-on-bad-exit=0", "--wait=600", "bash", "launch/torchrun.sh", *arguments],
     ]
     words = shlex.split(node)
-    assert words[:3] == ["python", "-m", "torch.distributed.run"]
+    assert words[:3] == ["python", "-m", "train.distributed.agent"]
     assert words[-8:] == ["python", "-m", "train", *arguments]
     assert {"--nnodes=3", "--node-rank=0", "--rdzv-endpoint=gpu-a007:13456", "--nproc-per-node=8"} <= set(words)
 
