@@ -121,12 +121,12 @@ dyad_going_on() { # sets the array `arguments`: those of a start that goes on: i
     done
 }
 
-dyad_requeue() { # is a job to start again? dyad_requeue RESTARTS BEFORE AFTER, states of its run around this start
+dyad_requeue() { # is a job to start again? dyad_requeue CODE RESTARTS BEFORE AFTER: exit code and states of its run around this start
     local status step step_before _
-    read -r _ step_before _ <<<"$2"
-    read -r status step _ <<<"$3"
-    # stopped on request, by this start, and once it is a restart also further than the start before: no endless circle
-    [ "$status" = preempted ] && [ "$2" != "$3" ] && { [ "$1" -eq 0 ] || [ "$step" -gt "$step_before" ]; }
+    read -r _ step_before _ <<<"$3"
+    read -r status step _ <<<"$4"
+    # stopped on request, and once it is a restart also further than the start before: no endless circle
+    { [ "$1" = 75 ] || { [ "$status" = preempted ] && [ "$3" != "$4" ]; }; } && { [ "$2" -eq 0 ] || [ "$step" -gt "$step_before" ]; }
 }
 
 if [ "$0" = "${BASH_SOURCE[0]}" ]; then
