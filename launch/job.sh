@@ -11,6 +11,25 @@ dyad_numbers() { # NAME=VALUE …: whole numbers, before arithmetic, which would
     done
 }
 
+dyad_from_1() { # NAME=VALUE …: numbers of processes and machines, and ports
+    local pair
+    dyad_numbers "$@"
+    for pair; do
+        if [ "${pair#*=}" -lt 1 ] || [ "${pair#*=}" -gt 65535 ]; then
+            echo "error: $pair is no number from 1 to 65535" >&2
+            exit 2
+        fi
+    done
+}
+
+dyad_start_timeout() { # whole seconds that machines wait for each other: dist.start_timeout among the arguments, else 600
+    local argument seconds=600
+    for argument; do
+        if [[ $argument =~ ^dist\.start_timeout=([1-9][0-9]*)(\.|$) ]]; then seconds=${BASH_REMATCH[1]}; fi
+    done
+    echo "$seconds"
+}
+
 dyad_gpus() { # how many GPUs a process can use here: those it is shown; of GPUs cut into slices (MIG) CUDA shows one slice
     local shown
     if [ -n "${CUDA_VISIBLE_DEVICES+set}" ]; then # the list ends at a number that is none, and SLURM hides by a name
@@ -102,12 +121,12 @@ dyad_going_on() { # sets the array `arguments`: those of a start that goes on: i
     done
 }
 
-dyad_requeue() { # is a job to start again? dyad_requeue RESTARTS BEFORE AFTER, states of its run around this start
+dyad_requeue() { # is a job to start again? dyad_requeue CODE RESTARTS BEFORE AFTER: exit code and states of its run around this start
     local status step step_before _
-    read -r _ step_before _ <<<"$2"
-    read -r status step _ <<<"$3"
-    # stopped on request, by this start, and once it is a restart also further than the start before: no endless circle
-    [ "$status" = preempted ] && [ "$2" != "$3" ] && { [ "$1" -eq 0 ] || [ "$step" -gt "$step_before" ]; }
+    read -r _ step_before _ <<<"$3"
+    read -r status step _ <<<"$4"
+    # stopped on request, and once it is a restart also further than the start before: no endless circle
+    { [ "$1" = 75 ] || { [ "$status" = preempted ] && [ "$3" != "$4" ]; }; } && { [ "$2" -eq 0 ] || [ "$step" -gt "$step_before" ]; }
 }
 
 if [ "$0" = "${BASH_SOURCE[0]}" ]; then

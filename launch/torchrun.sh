@@ -36,7 +36,7 @@ trap stop TERM INT HUP USR1
 train() { # prepares, and becomes torchrun's agent
     # shellcheck disable=SC2086 # several words; never none, or `source` would hand on our own arguments
     source launch/setup.sh ${DYAD_EXTRAS:-demo}
-    local dry_run arguments rendezvous numa command threads
+    local dry_run arguments rendezvous seconds numa command threads
     dyad_dry_run "$@"
     set -- "${arguments[@]}"
 
@@ -44,12 +44,18 @@ train() { # prepares, and becomes torchrun's agent
         NPROC=$(dyad_gpus)
         if [ "$NPROC" -eq 0 ]; then NPROC=2; fi
     fi
-    dyad_numbers NPROC="$NPROC" NNODES="${NNODES:-1}" SLURM_CPUS_PER_TASK="${SLURM_CPUS_PER_TASK:-1}"
+    dyad_numbers SLURM_CPUS_PER_TASK="${SLURM_CPUS_PER_TASK:-1}"
+    dyad_from_1 NPROC="$NPROC" NNODES="${NNODES:-1}" MASTER_PORT="${MASTER_PORT:-29500}"
     if [ "${NNODES:-1}" = 1 ]; then
         rendezvous=(--standalone)
     else
-        rendezvous=(--nnodes="$NNODES" --rdzv-id="${RDZV_ID:-dyad}"
-            --rdzv-endpoint="${MASTER_ADDR:?set MASTER_ADDR to the first machine}:${MASTER_PORT:-29500}")
+        if [ -z "${MASTER_ADDR:-}" ]; then
+            echo "error: NNODES=$NNODES: set MASTER_ADDR to the name of the first machine, on each machine" >&2
+            exit 2
+        fi
+        seconds=$(dyad_start_timeout "$@")
+        rendezvous=(--nnodes="$NNODES" --rdzv-id="${RDZV_ID:-dyad}" --rdzv-endpoint="$MASTER_ADDR:${MASTER_PORT:-29500}"
+            --rdzv-conf="join_timeout=$seconds,read_timeout=$seconds,timeout=$seconds")
         if [ -n "${SLURM_NODEID:-}" ]; then # the place of this machine is known: no names to compare, ranks in order
             rendezvous+=(--rdzv-backend=static --node-rank="$SLURM_NODEID")
         else
@@ -57,7 +63,7 @@ train() { # prepares, and becomes torchrun's agent
         fi
     fi
     numa=$(dyad_numa /sys/devices/system/node/node1)
-    command=(python -m torch.distributed.run "${rendezvous[@]}" --nproc-per-node="$NPROC" --signals-to-handle=SIGQUIT
+    command=(python -m train.distributed.agent "${rendezvous[@]}" --nproc-per-node="$NPROC" --signals-to-handle=SIGQUIT
         ${numa:+"$numa"} --no-python python -m train "$@")
     if [ -n "$dry_run" ]; then
         printf '%q ' "${command[@]}"

@@ -206,7 +206,8 @@ class DistConfig:
     timeout: float = described(600.0, "seconds a collective may wait before the run stops", above=0, most=1e9)
     start_timeout: float | None = described(
         None,
-        "seconds to join, and for collectives until the first step and evaluation end; null: at least 600",
+        "seconds to join, and for collectives until the first step and evaluation end; null: at least 600; "
+        "launch/torchrun.sh takes it from its arguments alone",
         above=0,
         most=1e9,
     )

@@ -107,8 +107,12 @@ def nearest(word: str, choices: Iterable[str]) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of an error's message without its full stop; the name of its type if this line is empty."""
-    return (str(error).splitlines() or [""])[0].rstrip(".") or type(error).__name__
+    """Return the first line of an error's message without its full stop; the name of its type if this line is empty.
+
+    What gloo advises behind a lost connection is left out: it ends with a greeting and an emoji.
+    """
+    line = (str(error).splitlines() or [""])[0].partition(" This is typically caused by a remote worker")[0]
+    return line.rstrip(".") or type(error).__name__
 
 
 def printable(text: str) -> str:

@@ -258,7 +258,7 @@ def _missing_part(path: str) -> str:
         missing = missing.parent
     if missing.is_file():
         return f": {missing} is no folder."
-    folder = "the working folder" if missing.parent == Path() else missing.parent
+    folder = f"{Path.cwd()}, the working folder" if missing.parent == Path() else missing.parent
     if glob.has_magic(missing.name):
         return f" in {folder}."
     hint = nearest(missing.name, os.listdir(missing.parent)) or _where_samples_are(path)

@@ -11,7 +11,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from signal import SIGKILL
+from signal import SIGKILL, SIGTERM
 from typing import Any
 
 import pytest
@@ -85,6 +85,62 @@ def test_the_port_of_a_cluster_job_is_in_use(jobs: Jobs) -> None:
         outcome = jobs.launch(1, {}, **place).ends(within=120)
     assert outcome.codes == [4] and not outcome.orphans
     assert outcome.out == f"error: MASTER_PORT={port}: Address already in use. Choose another port\n"
+
+
+@pytest.mark.parametrize(
+    ("place", "said"),
+    [
+        ({"NPROC": "0"}, "NPROC=0 is no number from 1 to 65535"),
+        ({"NNODES": "0"}, "NNODES=0 is no number from 1 to 65535"),
+        ({"NNODES": "2"}, "NNODES=2: set MASTER_ADDR to the name of the first machine, on each machine"),
+        ({"NNODES": "2", "MASTER_ADDR": "a", "MASTER_PORT": "abc"}, "MASTER_PORT=abc is no whole number"),
+        ({"NNODES": "2", "MASTER_ADDR": "a", "MASTER_PORT": "99999"}, "MASTER_PORT=99999 is no number from 1 to 65535"),
+    ],
+)
+def test_a_job_that_cannot_be_is_refused_also_before_it_starts(place: dict[str, str], said: str) -> None:
+    command = ["bash", "launch/torchrun.sh", "--dry-run", "experiment=emoji"]
+    given = {**os.environ, "NPROC": "1", **place}
+    ended = subprocess.run(command, cwd=ROOT, env=given, capture_output=True, text=True, timeout=120)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (2, "", f"error: {said}\n")
+
+
+def test_the_first_machine_is_not_found(jobs: Jobs) -> None:
+    nowhere = {"NNODES": "2", "MASTER_ADDR": "no-such-host.invalid"}
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = str(other.getsockname()[1])
+        taken = {"NNODES": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        for place, said in (
+            (nowhere, "MASTER_ADDR=no-such-host.invalid cannot be resolved: "),
+            (taken, f"MASTER_PORT={port}: another program answers at 127.0.0.1:{port}. Choose another port"),
+        ):
+            outcome = jobs.launch(1, {}, **place).ends(within=120)
+            assert outcome.codes == [4] and not outcome.orphans, outcome
+            (line,) = outcome.out.splitlines()
+            assert line.startswith(f"error: {socket.gethostname()}: {said}")
+
+
+def test_the_second_machine_does_not_come(jobs: Jobs) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = str(free.getsockname()[1])
+    place = {"NNODES": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    outcome = jobs.launch(1, {"dist.start_timeout": 12}, **place).ends(within=120)
+    assert outcome.codes == [4] and not outcome.orphans, outcome
+    own, others = socket.gethostname(), f"the other machines (NNODES=2) at 127.0.0.1:{port}"
+    waits, gives_up = outcome.out.splitlines()
+    assert waits == f"{own} waits for {others}"
+    assert gives_up.startswith(f"error: {own} has no contact to {others}, given dist.start_timeout: ")
+
+
+def test_each_of_two_machines_says_how_it_ended(jobs: Jobs) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = str(free.getsockname()[1])
+    place = {"NNODES": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    first, second = (jobs.launch(1, {"steps": 5000, "data.workers": 1}, **place) for _ in range(2))
+    first.reaches(2)
+    os.kill(second.script.pid, SIGTERM)
+    line = f"{socket.gethostname()} ended with code 75: rank 0 prints the reason"
+    for ended in (first.ends(within=120), second.ends(within=120)):
+        assert ended.codes == [75] and not ended.orphans and ended.out.splitlines().count(line) == 1, ended
 
 
 @pytest.mark.soak

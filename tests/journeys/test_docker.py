@@ -97,7 +97,7 @@ WORDS = {
     "data --help": "python -m data",
     "eval.mine --help": "python -m eval.mine run=",
     "doctor --help": "python -m train.doctor",
-    "torchrun --dry-run experiment=emoji": "torch.distributed.run",
+    "torchrun --dry-run experiment=emoji": "train.distributed.agent",
 }
 
 

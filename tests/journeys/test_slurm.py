@@ -65,7 +65,7 @@ def test_dry_run_in_a_job_that_was_queued_again(tmp_path: Path) -> None:
         *["--kill-on-bad-exit=0", "--wait=600", "bash", "launch/torchrun.sh", *arguments],
     ]
     words = shlex.split(node)
-    assert words[:3] == ["python", "-m", "torch.distributed.run"]
+    assert words[:3] == ["python", "-m", "train.distributed.agent"]
     assert words[-8:] == ["python", "-m", "train", *arguments]
     assert {"--nnodes=3", "--node-rank=0", "--rdzv-endpoint=gpu-a007:13456", "--nproc-per-node=8"} <= set(words)
 
@@ -216,6 +216,26 @@ def test_a_stopped_task_of_an_array_queues_again_alone(tmp_path: Path, array: di
     assert ended.returncode == 75 and ended.stdout.splitlines()[-1] == f"requeue {own}", ended
 
 
+@pytest.mark.parametrize(
+    "srun",
+    [
+        "exit 75",  # the trainers were signalled
+        'kill -USR1 "$(cut -d" " -f4 "/proc/$PPID/stat")"; exit 138',  # the job was, before that
+    ],
+)
+@pytest.mark.parametrize("restarts", [0, 1])
+def test_a_job_that_is_stopped_before_its_first_start_trains_queues_again_once(
+    tmp_path: Path, srun: str, restarts: int
+) -> None:
+    path = stubs(tmp_path, srun=srun, squeue="echo RUNNING", scontrol='echo "$*"')
+    own = {**ALLOCATED, "PATH": path, "SLURM_RESTART_COUNT": str(restarts)}
+    if "kill" in srun:
+        own["CONTAINER"] = "apptainer exec dyad.sif"
+    ended = sbatch("experiment=emoji", f"run.dir={tmp_path}", "run.name=a", **own)
+    assert ended.returncode == 75 and ended.stdout.count(f"requeue {ALLOCATED['SLURM_JOB_ID']}") == 1 - restarts, ended
+    assert ("does not queue again" in ended.stderr) is bool(restarts)
+
+
 # The pieces ----------------------------------------------------------------------------------------------------------
 
 
@@ -234,24 +254,27 @@ def test_the_first_node_of_a_list(nodes: str, first: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("restarts", "before", "after", "again"),
+    ("code", "restarts", "before", "after", "again"),
     [
-        (0, "none 0 never", "preempted 5 12:00", True),
-        (0, "preempted 5 11:00", "preempted 9 12:00", True),
-        (0, "finished 9 11:00", "preempted 5 12:00", True),  # resume=never
-        (1, "preempted 5 11:00", "preempted 9 12:00", True),
-        (1, "preempted 5 11:00", "preempted 5 12:00", False),  # no step
-        (0, "preempted 5 11:00", "preempted 5 11:00", False),  # ended before it began
-        (0, "none 0 never", "none 0 never", False),
-        (0, "none 0 never", "finished 9 12:00", False),
-        (3, "preempted 5 11:00", "failed 9 12:00", False),
-        (3, "preempted 5 11:00", "running 9 12:00", False),
+        (75, 0, "none 0 never", "preempted 5 12:00", True),
+        (75, 0, "preempted 5 11:00", "preempted 9 12:00", True),
+        (75, 0, "finished 9 11:00", "preempted 5 12:00", True),  # resume=never
+        (138, 0, "none 0 never", "preempted 5 12:00", True),  # srun was killed
+        (75, 0, "none 0 never", "none 0 never", True),  # before it began
+        (75, 1, "none 0 never", "none 0 never", False),
+        (75, 1, "preempted 5 11:00", "preempted 9 12:00", True),
+        (75, 1, "preempted 5 11:00", "preempted 5 12:00", False),  # no step
+        (2, 0, "preempted 5 11:00", "preempted 5 11:00", False),  # refused
+        (2, 0, "none 0 never", "none 0 never", False),
+        (0, 0, "none 0 never", "finished 9 12:00", False),
+        (4, 3, "preempted 5 11:00", "failed 9 12:00", False),
+        (4, 3, "preempted 5 11:00", "running 9 12:00", False),
     ],
 )
-def test_a_job_queues_again_only_when_stopped_with_something_done(
-    restarts: int, before: str, after: str, again: bool
+def test_a_job_queues_again_when_stopped_and_as_a_restart_only_with_something_done(
+    code: int, restarts: int, before: str, after: str, again: bool
 ) -> None:
-    asked = shell('dyad_requeue "$@"', str(restarts), before, after)
+    asked = shell('dyad_requeue "$@"', str(code), str(restarts), before, after)
     assert (asked.returncode == 0) is again and asked.stderr == ""
 
 

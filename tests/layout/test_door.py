@@ -18,6 +18,7 @@ OTHERS = {
     "train/step/graph_cache.py": "of Linux: /proc and /sys",
     "data/shards/storage.py": "of a server",
     "train/distributed/consistency.py": "the program's own files",
+    "train/distributed/agent.py": "of Linux: /proc, and the file of the exit code",
     "train/distributed/signals.py": "of Linux: /proc, and the file of the exit code",
     "dyad/doctor/machine.py": "the program's own files",
     "dyad/export/dpr.py": "the export that is being written",

@@ -7,6 +7,7 @@ ended the job. Needs no torch.
 """
 
 import json
+import os
 from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
@@ -61,10 +62,10 @@ def after_failure(folder: Path, job: str, requeued: bool = False) -> bool:
 
 
 def _repeated(hosts: list[str], earlier: list[dict[str, Any]]) -> Iterator[str]:
-    """Yield a line for each machine in `hosts` that failed before.
+    """Yield a line for each machine in `hosts` that failed before, in a job of SLURM, which has others.
 
     earlier: the entries of restarts.jsonl from before this failure.
     """
-    for host in hosts:
+    for host in hosts if "SLURM_JOB_ID" in os.environ else []:
         if times := sum(host in entry.get("hosts", []) for entry in earlier):
             yield f"node {host} has failed {times + 1} times in this run: leave it out (SLURM: sbatch --exclude={host})"

@@ -325,7 +325,10 @@ VERBS_ARE = "There is: index, check, pack, split, continuations, negatives, sequ
             "on_error=skp is not one of stop, skip. Did you mean 'skip'? Meaning of on_error: a bad row: stop, or skip "
             "it and count",
         ),
-        (["check", "nowhere.tar"], "SOURCE=nowhere.tar matches nothing: no 'nowhere.tar' in the working folder."),
+        (
+            ["check", "nowhere.tar"],
+            f"SOURCE=nowhere.tar matches nothing: no 'nowhere.tar' in {Path.cwd()}, the working folder.",
+        ),
     ],
 )
 def test_mistakes_get_one_line_and_exit_2(

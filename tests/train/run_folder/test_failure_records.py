@@ -53,14 +53,20 @@ def test_the_cause_is_the_first_line_of_the_error(tmp_path: Path, capsys: pytest
     assert "restart 1 of 2 at step 1,000" in (tmp_path / "a" / "log.txt").read_text()
 
 
-def test_a_node_that_fails_twice_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("job", ["7", None])
+def test_a_node_of_slurm_that_fails_twice_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, job: str | None
+) -> None:
+    """Without SLURM the job has this machine alone."""
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    if job:
+        monkeypatch.setenv("SLURM_JOB_ID", job)
     again(tmp_path, 0, 5, hosts=["n1"])
     again(tmp_path, 5, 10, hosts=["n2"])
     assert "node" not in capsys.readouterr().out
     again(tmp_path, 10, 15, hosts=["n1", "n3"])
-    assert (
-        "node n1 has failed 2 times in this run: leave it out (SLURM: sbatch --exclude=n1)\n" in capsys.readouterr().out
-    )
+    line = "node n1 has failed 2 times in this run: leave it out (SLURM: sbatch --exclude=n1)\n"
+    assert (line in capsys.readouterr().out) is bool(job)
 
 
 def test_a_run_that_begins_again_leaves_the_failures_behind() -> None:
