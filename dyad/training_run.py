@@ -97,7 +97,8 @@ class TrainingRun:
         step, samples = self.components.step, self.components.sample_state
         averaged, per_sample = self.config.optim.ema is not None, samples.nbytes if samples else 0
         target = step.target.tensors.values()
-        refuse_full_disk(self.folder, self.components.modules, step.optimizer, averaged, target, per_sample)
+        content = self.components.modules, step.optimizer, averaged, target, per_sample
+        notes = refuse_full_disk(self.folder, *content, self.config.checkpoint.keep)
         with write_errors(self.folder):
             open_run(self.config, self.source.resume)
             if self.restored.batch_changed:
@@ -105,7 +106,10 @@ class TrainingRun:
             resumed = run_of(self.source.resume) if self.source.resume else None
             is_same = resumed is not None and resumed.resolve() == self.folder.resolve()  # another run, another id
             wandb_id = self.restored.metadata.get("wandb_id") if is_same else None
-            return build_logger(self.folder, tracking, self.schedule, plain(self.config), wandb_id)
+            logger = build_logger(self.folder, tracking, self.schedule, plain(self.config), wandb_id)
+        for line in notes:
+            logger.print(line)
+        return logger
 
     def describe(self) -> Iterator[str]:
         """Yield lines for the log: where the run begins, then notes on its model, objective and data.
