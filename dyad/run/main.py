@@ -55,7 +55,8 @@ def train_or_plan(config: TrainConfig) -> None:
     finds.
     """
     from dyad.train.distributed.compile_caches import use_local_caches
-    from dyad.train.run_folder.folder import SINCE_BEST, is_finished, recorded_state, run_folder, shorter_run
+    from dyad.train.run_folder.folder import SINCE_BEST, recorded_state, run_folder
+    from dyad.train.run_folder.run_state import is_finished, shorter_run
 
     use_local_caches()
     if config.planned:

@@ -6,8 +6,7 @@ import json
 import os
 import re
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import fields, is_dataclass
 from datetime import datetime
 from enum import Enum
 from functools import lru_cache
@@ -185,7 +184,7 @@ def check_run(config: TrainConfig) -> None:
     model.activation, precision=auto, a recorded data.caption_per=line. With resume=never nothing is checked.
     """
     folder, resume = run_folder(config), config.resume
-    if (old := _resumed_keys(config)) is None:
+    if (old := resumed_keys(config)) is None:
         return
     new = {**all_keys(config), "precision": recorded_precision(config).value}
     new["model.activation"] = recorded_activation(config).value
@@ -253,12 +252,12 @@ def _begun_keys(config: TrainConfig) -> dict[str, Any]:
     The resumed run is the one in the run folder or, if resume_mode returns the path of a checkpoint, the run of that.
     """
     if (mode := resume_mode(config)) in ("auto", "never"):
-        return _resumed_keys(config) or {}
+        return resumed_keys(config) or {}
     run = run_of(Path(mode))
     return flat(saved_config(run)) if run else {}
 
 
-def _resumed_keys(config: TrainConfig) -> dict[str, Any] | None:
+def resumed_keys(config: TrainConfig) -> dict[str, Any] | None:
     """Return the configuration saved in the run folder, dotted key → value.
 
     Returns None with resume=never, and if the folder has no checkpoint or no config.yaml.
@@ -304,46 +303,6 @@ def put_checkpoints_aside(folder: Path, moved: Iterable[int]) -> None:
     """Move the checkpoints of the steps `moved` by `put_aside`, the oldest first; raise HardwareError if that fails."""
     with write_errors(folder):
         put_aside(folder, [f"checkpoints/{folder_of(folder, step).name}" for step in sorted(moved)])
-
-
-def is_finished(config: TrainConfig) -> bool:
-    """Whether the run of this configuration is finished: run_state.json says so, and its last checkpoint exists.
-
-    With tracking.report, report.html must exist too. False if resume_mode is not auto, or with allow_batch_change or
-    allow_more_data of resume, which may lengthen the run. The run must have had the steps and epochs of `config`. If
-    checkpoint.patience ended it early, `config` may ask for more steps, but must have the same checkpoint.best, and a
-    patience of at most as many evaluations as were not better at the end.
-    """
-    folder, resume = run_folder(config), config.resume
-    if resume_mode(config) != "auto" or resume.allow_batch_change or resume.allow_more_data:
-        return False
-    state = recorded_state(folder)
-    whole = state.get("status") == "finished" and (not config.tracking.report or (folder / REPORT).exists())
-    if not whole or type(step := state.get("step")) is not int or not folder_of(folder, step).exists():
-        return False
-    old, patience = _resumed_keys(config) or {}, config.checkpoint.patience
-    if type(since := state.get(SINCE_BEST)) is int and (config.steps or step) >= step:
-        return patience is not None and patience <= since and config.checkpoint.best == old.get("checkpoint.best")
-    return all(old.get(key) == getattr(config, key) for key in LENGTH)
-
-
-def shorter_run(config: TrainConfig) -> Path | None:
-    """Return the folder of a finished run with the training of `config`, but fewer steps; None if there is none.
-
-    Only runs without run.name are considered: the hash in their folder names shows whether all other keys that change
-    the weights are equal. Returns None too if `config` has a run.name, or if its run has a checkpoint already.
-    """
-    new = run_folder(config)
-    for folder in [] if config.run.name or steps(new) else sorted(new.parent.glob(f"{new.name[:-8]}*")):
-        with suppress(OSError, ValueError, TypeError, YAMLError):  # two lines of each YAML are parsed, not all of it
-            found = dict(re.findall(r"^(steps|epochs): (\S+)$", config_text(folder / CONFIG), re.MULTILINE))
-            length = {key: yaml.safe_load(found[key]) or 0 for key in found}
-            other = replace(config, **{key: value or None for key, value in length.items()})
-            shorter = all(length[key] <= (getattr(config, key) or 0) for key in LENGTH)
-            whole = is_finished(other) and SINCE_BEST not in recorded_state(folder)  # a longer one would end there too
-            if whole and shorter and other != config and run_folder(other) == folder:
-                return folder
-    return None
 
 
 def recorded_state(folder: Path) -> dict[str, Any]:

@@ -16,17 +16,38 @@ second run out of a folder that is in use.
 
 import fcntl
 import os
+import re
 import socket
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
+
+import yaml
+from yaml import YAMLError
 
 from dyad.data.base.errors import ConfigError, HardwareError, printable
 from dyad.data.base.files import write_errors, write_json
 from dyad.data.base.secrets import without_secrets
+from dyad.train.config import TrainConfig
 from dyad.train.run_folder.best_record import Best
-from dyad.train.run_folder.folder import FORMAT, RESUMED_FROM, STATE
+from dyad.train.run_folder.folder import (
+    CONFIG,
+    FORMAT,
+    LENGTH,
+    REPORT,
+    RESUMED_FROM,
+    SINCE_BEST,
+    STATE,
+    config_text,
+    folder_of,
+    recorded_state,
+    resume_mode,
+    resumed_keys,
+    run_folder,
+    steps,
+)
 
 LOCK, LOG = ".lock", "log.txt"
 
@@ -88,6 +109,46 @@ class RunState:
             state = {"status": status, "step": self._step, "total_steps": self._total_steps, "time": now}
             with write_errors(self._path):
                 write_json(self._path, {"format": FORMAT, **state, **self._kept, **without_secrets(entries)})
+
+
+def is_finished(config: TrainConfig) -> bool:
+    """Whether the run of this configuration is finished: run_state.json says so, and its last checkpoint exists.
+
+    With tracking.report, report.html must exist too. False if resume_mode is not auto, or with allow_batch_change or
+    allow_more_data of resume, which may lengthen the run. The run must have had the steps and epochs of `config`. If
+    checkpoint.patience ended it early, `config` may ask for more steps, but must have the same checkpoint.best, and a
+    patience of at most as many evaluations as were not better at the end.
+    """
+    folder, resume = run_folder(config), config.resume
+    if resume_mode(config) != "auto" or resume.allow_batch_change or resume.allow_more_data:
+        return False
+    state = recorded_state(folder)
+    whole = state.get("status") == "finished" and (not config.tracking.report or (folder / REPORT).exists())
+    if not whole or type(step := state.get("step")) is not int or not folder_of(folder, step).exists():
+        return False
+    old, patience = resumed_keys(config) or {}, config.checkpoint.patience
+    if type(since := state.get(SINCE_BEST)) is int and (config.steps or step) >= step:
+        return patience is not None and patience <= since and config.checkpoint.best == old.get("checkpoint.best")
+    return all(old.get(key) == getattr(config, key) for key in LENGTH)
+
+
+def shorter_run(config: TrainConfig) -> Path | None:
+    """Return the folder of a finished run with the training of `config`, but fewer steps; None if there is none.
+
+    Only runs without run.name are considered: the hash in their folder names shows whether all other keys that change
+    the weights are equal. Returns None too if `config` has a run.name, or if its run has a checkpoint already.
+    """
+    new = run_folder(config)
+    for folder in [] if config.run.name or steps(new) else sorted(new.parent.glob(f"{new.name[:-8]}*")):
+        with suppress(OSError, ValueError, TypeError, YAMLError):  # two lines of each YAML are parsed, not all of it
+            found = dict(re.findall(r"^(steps|epochs): (\S+)$", config_text(folder / CONFIG), re.MULTILINE))
+            length = {key: yaml.safe_load(found[key]) or 0 for key in found}
+            other = replace(config, **{key: value or None for key, value in length.items()})
+            shorter = all(length[key] <= (getattr(config, key) or 0) for key in LENGTH)
+            whole = is_finished(other) and SINCE_BEST not in recorded_state(folder)  # a longer one would end there too
+            if whole and shorter and other != config and run_folder(other) == folder:
+                return folder
+    return None
 
 
 def append_to_log(run_dir: Path, text: str) -> None:

@@ -16,13 +16,12 @@ from dyad.train.run_folder.folder import (
     REPORT,
     STATE,
     check_run,
-    is_finished,
     open_run,
     resume_mode,
     run_folder,
     steps,
 )
-from dyad.train.run_folder.run_state import RunState
+from dyad.train.run_folder.run_state import RunState, is_finished
 
 
 def configured(folder: Path, *words: str, name: str = "a") -> TrainConfig:
