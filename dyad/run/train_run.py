@@ -120,7 +120,7 @@ def train_run(world: World, config: TrainConfig) -> None:
         patient = partial(patient_at_first, first=config.dist.seconds_to_start, later=config.dist.timeout)
         monitor.verify(schedule.first_step)
         if restored.batch_changed:
-            run.renumber_checkpoints(save)
+            run.renumber_checkpoints(save, log)
         status, step = fit(
             schedule,
             run.batches(encoder, copy_timer, log),

@@ -18,6 +18,7 @@ from safetensors.torch import load_file
 
 from dyad.data.loading.order import Order
 from dyad.train.run_folder.checkpoint import FORMAT
+from dyad.train.run_folder.folder import steps
 
 KEYS: dict[str, Any] = {**QUIET, "steps": 8, "checkpoint.every": 2, "checkpoint.keep": 4}
 MORE = SHARD.with_name("noto-v1-trained.tar")
@@ -59,6 +60,8 @@ def test_a_checkpoint_is_damaged(jobs: Jobs, run: Path) -> None:
     again = jobs.start(1, KEYS).ends()
     assert again.codes == [0], again.out
     assert again.out.count("passing over a damaged checkpoint") == 3 and "going on at step 2 " in again.out
+    (aside,) = run.glob("before-*")
+    assert steps(aside) == [8, 6, 4] and f"put aside in {aside}" in again.out
     assert digest(run) == before and len(losses(run)) == 8
 
 
@@ -177,6 +180,7 @@ def test_the_batch_is_another_one(jobs: Jobs, run: Path) -> None:
     order = Order([index_shard(str(SHARD)).samples], [1.0], seed=0, global_batch_size=48)
     assert ids_of_steps(run) == {step: order.ids(step).tolist() for step in (5, 6)}
     asides = sorted(run.glob("before-*"))
+    assert all(f"put aside in {aside}" in ended.out for aside in asides) and len(asides) == 2
     assert [len(losses(aside)) for aside in asides if (aside / "metrics.jsonl").exists()] == [8]
     assert [step for aside in asides for step in checkpoints(aside)] == [2, 4, 6, 8]
     assert checkpoints(run) == [5, 6, 7]

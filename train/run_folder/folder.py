@@ -5,7 +5,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields, is_dataclass
 from datetime import datetime
 from enum import Enum
@@ -20,7 +20,7 @@ from yaml import YAMLError
 from yaml.events import AliasEvent, CollectionEndEvent, CollectionStartEvent
 
 from dyad.data.base.errors import ConfigError, first_line
-from dyad.data.base.files import file_inside, open_foreign, write_bytes, write_errors
+from dyad.data.base.files import file_inside, open_foreign, read_lines, write_bytes, write_errors
 from dyad.data.base.json_text import read_json
 from dyad.data.base.secrets import public_path, without_secrets
 from dyad.data.config import CaptionPer
@@ -36,6 +36,7 @@ FORMAT = 1  # version of the run folder, in run_state.json (1 if it has none); r
 LARGEST, DEEPEST = 1 << 20, 64  # the most bytes, and the most levels of nesting, of a config.yaml that is read
 # files and folders whose content depends on the step that was reached, besides the checkpoints
 STEP_FILES = ("metrics.jsonl", "ledger.jsonl", "restarts.jsonl", "eval", "negatives", "profile")
+RECORDS = ("metrics.jsonl", "ledger.jsonl")  # those that a run which begins anew would cut
 # what a training leaves in its folder, in the order of being put aside. After a kill between two moves, checkpoints
 # stand beside their own configuration, and what a new run would write over has been moved.
 RUN_FILES = (*STEP_FILES, "checkpoints", CONFIG)
@@ -268,41 +269,58 @@ def resumed_keys(config: TrainConfig) -> dict[str, Any] | None:
     return flat(saved_config(folder))
 
 
-def open_run(config: TrainConfig, source: Path | None = None) -> Path:
+def open_run(config: TrainConfig, source: Path | None = None, log: Callable[[str], None] = print) -> Path:
     """Make the run folder, write its config.yaml and return the folder. Call it while the folder is locked.
 
-    If the folder has checkpoints and resume_mode is not auto, files are first moved to a subfolder by `put_aside`: if
-    `source` is a checkpoint of this folder, the later checkpoints; otherwise all files of the earlier run (RUN_FILES).
-    source: the checkpoint that the run starts from, if any. Raises ConfigError when the folder has a checkpoint whose
+    Files of an earlier start are first moved to a subfolder by `put_aside`. If `source` is a checkpoint of this folder,
+    these are the later checkpoints: damaged ones, or those after the one that resume= names. If the folder has
+    checkpoints and `source` is none of them, they are all files of the earlier run (RUN_FILES); if it has no
+    checkpoints, RECORDS with a step. source: the checkpoint that the run starts from, if any. log: called with a line
+    for what is moved, and for a config.yaml that is missing. Raises ConfigError when the folder has a checkpoint whose
     configuration trains other weights (see `check_run`), OSError or HardwareError when moving or writing files fails.
     """
     check_run(config)
     folder = run_folder(config)
     saved = {folder_of(folder, step).resolve(): step for step in steps(folder)}
-    if saved and resume_mode(config) != "auto":
-        begun = saved.get(source.resolve()) if source else None
-        if begun is None:
-            put_aside(folder, RUN_FILES)
-        else:
-            put_checkpoints_aside(folder, [step for step in saved.values() if step > begun])
+    begun = saved.get(source.resolve()) if source else None
+    if begun is not None:
+        put_checkpoints_aside(folder, [step for step in saved.values() if step > begun], log)
+        if not (folder / CONFIG).exists():
+            log(f"{folder / CONFIG} was missing: whether keys have changed since step {begun} cannot be checked")
+    elif saved and resume_mode(config) != "auto":
+        put_aside(folder, RUN_FILES, log)
+    elif not saved and (reached := _recorded_step(folder)):
+        log(f"{folder} was at step {reached:,} and has no checkpoint: it begins anew")
+        put_aside(folder, RECORDS, log)
     folder.mkdir(parents=True, exist_ok=True)
     write_bytes(folder / CONFIG, OmegaConf.to_yaml(OmegaConf.create(plain(config))).encode())
     return folder
 
 
-def put_aside(folder: Path, names: Iterable[str]) -> None:
-    """Move the files and folders `names` of `folder` that exist, in this order, to its new subfolder before-<time>."""
+def _recorded_step(folder: Path) -> int:
+    """Return the last step in metrics.jsonl; 0 without the file."""
+    path = folder / RECORDS[0]
+    return max((record["step"] for _, record in read_lines(path)), default=0) if path.exists() else 0
+
+
+def put_aside(folder: Path, names: Iterable[str], log: Callable[[str], None]) -> None:
+    """Move the files and folders `names` of `folder` that exist, in this order, to its new subfolder before-<time>.
+
+    log: called with a line that names the subfolder and what was moved, if anything was.
+    """
     aside = folder / f"before-{datetime.now():%Y%m%d-%H%M%S-%f}"
-    for name in names:
-        if (folder / name).exists():
-            (aside / name).parent.mkdir(parents=True, exist_ok=True)
-            os.rename(folder / name, aside / name)
+    found = [name for name in names if (folder / name).exists()]
+    for name in found:
+        (aside / name).parent.mkdir(parents=True, exist_ok=True)
+        os.rename(folder / name, aside / name)
+    if found:
+        log(f"put aside in {aside}: {', '.join(found)}")
 
 
-def put_checkpoints_aside(folder: Path, moved: Iterable[int]) -> None:
+def put_checkpoints_aside(folder: Path, moved: Iterable[int], log: Callable[[str], None]) -> None:
     """Move the checkpoints of the steps `moved` by `put_aside`, the oldest first; raise HardwareError if that fails."""
     with write_errors(folder):
-        put_aside(folder, [f"checkpoints/{folder_of(folder, step).name}" for step in sorted(moved)])
+        put_aside(folder, [f"checkpoints/{folder_of(folder, step).name}" for step in sorted(moved)], log)
 
 
 def recorded_state(folder: Path) -> dict[str, Any]:
