@@ -140,6 +140,16 @@ def test_the_disk_is_full_while_a_run_saves(jobs: Jobs, tmp_path: Path) -> None:
         assert len(losses(again.run)) == newest_whole(again.run) == state(again.run)["step"]
 
 
+def test_the_run_folder_is_deleted_while_a_run_trains(jobs: Jobs) -> None:
+    job = jobs.start(1, {**KEYS, "steps": 300, "checkpoint.every": 100})
+    job.until(lambda: newest_whole(job.run) > 0, "a checkpoint")
+    shutil.rmtree(job.run)
+    ended = job.ends()
+    assert ended.codes == [0] and "config.yaml was deleted" in ended.out, ended.out
+    assert len(losses(job.run)) == 300 and state(job.run)["status"] == "finished"
+    assert {"config.yaml", "log.txt"} <= {path.name for path in job.run.iterdir()}
+
+
 @pytest.mark.mounts
 def test_the_disk_is_full_at_the_start(jobs: Jobs, tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk", 1 << 20) as disk:

@@ -292,9 +292,15 @@ def open_run(config: TrainConfig, source: Path | None = None, log: Callable[[str
     elif not saved and (reached := _recorded_step(folder)):
         log(f"{folder} was at step {reached:,} and has no checkpoint: it begins anew")
         put_aside(folder, RECORDS, log)
+    write_config(config)
+    return folder
+
+
+def write_config(config: TrainConfig) -> None:
+    """Make the run folder if it does not exist, and write its config.yaml. Raises OSError if that fails."""
+    folder = run_folder(config)
     folder.mkdir(parents=True, exist_ok=True)
     write_bytes(folder / CONFIG, OmegaConf.to_yaml(OmegaConf.create(plain(config))).encode())
-    return folder
 
 
 def _recorded_step(folder: Path) -> int:

@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from shutil import rmtree
 from typing import Any
 
 import pytest
@@ -298,6 +299,22 @@ def test_lines_that_find_no_room_come_later_and_whole(tmp_path: Path) -> None:
         lines.write("lost")
         lines.close()
     assert path.read_text() == whole and said[-1] == f"{path} lacks its last 1 lines (File too large)"
+
+
+def test_a_deleted_file_of_lines_comes_again_with_all_its_lines(tmp_path: Path) -> None:
+    said: list[str] = []
+    path = tmp_path / "run" / "lines"
+    path.parent.mkdir()
+    lines = LineFile(path, said.append)
+    lines.write("first")
+    rmtree(path.parent)
+    lines.write("second")
+    assert said == [f"{path} takes no more lines (No such file or directory): they wait in memory"]
+    path.parent.mkdir()
+    lines.sync()
+    lines.write("third")
+    lines.close()
+    assert path.read_text() == "first\nsecond\nthird\n"
 
 
 @pytest.mark.parametrize("average", [False, True])
