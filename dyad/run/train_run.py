@@ -106,7 +106,8 @@ def train_run(world: World, config: TrainConfig) -> None:
         ledger = stack.enter_context(Ledger(folder if world.rank == 0 else None, schedule.first_step, log))
         monitor = run.build_monitor(ledger, log)
         keep, keep_every = config.checkpoint.keep, config.checkpoint.keep_every
-        writer = stack.enter_context(CheckpointWriter(folder, keep, before_save, schedule, log, keep_every))
+        saving = folder, keep, before_save, schedule, log, keep_every, run_state.write_running
+        writer = stack.enter_context(CheckpointWriter(*saving))
         best = run.build_best(writer, log)
 
         def may_be_last(step: int) -> bool:

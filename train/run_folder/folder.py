@@ -30,6 +30,7 @@ from dyad.train.run_folder.older_runs import ADDED, UNNAMED, UNRECORDED, in_firs
 
 CONFIG, STATE, REPORT = "config.yaml", "run_state.json", "report.html"
 RESUMED_FROM = "resumed_from"  # key of run_state.json: the checkpoint that resume= named when the run began there
+FIRST_STEP = "first_step"  # key of run_state.json: the step at which the last start began
 SINCE_BEST = "evaluations_since_best"  # key of run_state.json, of a run that checkpoint.patience has ended early
 BEST_SUFFIX = "@best"
 FORMAT = 1  # version of the run folder, in run_state.json (1 if it has none); raised by the rule in checkpoint.py

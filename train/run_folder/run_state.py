@@ -1,10 +1,11 @@
 """run_state.json, the status of a run for launch scripts and schedulers; log.txt; and the lock of a run folder.
 
-{"format": 1, "status": "running" | "preempted" | "finished" | "failed", "step": …, "total_steps": …, "time": …,
-"error": …, "hosts": […]}
+{"format": 1, "status": "running" | "preempted" | "finished" | "failed", "step": …, "total_steps": …, "first_step": …,
+"time": …, "error": …, "hosts": […]}
 
-hosts: after an error, the machines of the ranks that failed, if it was a hardware failure. While the run goes on also
-"pid" and "host": the process that writes the file, and its machine. At the end of a run also
+step: that of the newest checkpoint; before the first one of a start, first_step. first_step: the step at which this
+start began. hosts: after an error, the machines of the ranks that failed, if it was a hardware failure. While the run
+goes on also "pid" and "host": the process that writes the file, and its machine. At the end of a run also
 "checkpoint_seconds": seconds spent writing checkpoints since the start, most of them in the background; and "best": the
 best checkpoint (best_record.py), or null. Of a run that checkpoint.patience has ended before total_steps also
 "evaluations_since_best": how many evaluations in a row were not better. Of a run that began at a checkpoint named by
@@ -34,6 +35,7 @@ from dyad.train.config import TrainConfig
 from dyad.train.run_folder.best_record import Best
 from dyad.train.run_folder.folder import (
     CONFIG,
+    FIRST_STEP,
     FORMAT,
     LENGTH,
     REPORT,
@@ -73,13 +75,13 @@ class RunState:
         resumed_from: str | None = None,
     ) -> None:
         self._path = run_dir and run_dir / STATE
-        self._step, self._total_steps = step, total_steps
+        self._step, self._length = step, {"total_steps": total_steps, FIRST_STEP: step}
         self._rank, self._hosts, self._writes = rank, hosts, rank == 0
         kept = {RESUMED_FROM: resumed_from, "job": os.environ.get("SLURM_JOB_ID")}
         self._kept = {name: value for name, value in kept.items() if value is not None}
 
     def __enter__(self) -> "RunState":
-        self.write("running", pid=os.getpid(), host=socket.gethostname())
+        self.write_running()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
@@ -92,9 +94,14 @@ class RunState:
         hosts = sorted({self._hosts[rank] for rank in failed if rank < len(self._hosts)})
         reason = f"{type(error).__name__}: {error}"
         with suppress(HardwareError):  # the first error is the one to report
-            self.write("failed", error=reason, hosts=hosts)
+            saved = steps(self._path.parent)[:1] if self._path else []  # rank 0, which knows the step, may be lost
+            self.write("failed", *saved, error=reason, hosts=hosts)
         if self._path and self._writes:
             append_to_log(self._path.parent, f"failed: {reason}")
+
+    def write_running(self, step: int | None = None) -> None:
+        """Write the status "running" with this process. step and errors: as in `write`."""
+        self.write("running", step, pid=os.getpid(), host=socket.gethostname())
 
     def write(self, status: str, step: int | None = None, **entries: str | float | list[str] | Best | None) -> None:
         """Replace run_state.json by one with this status ("running", "preempted", "finished" or "failed").
@@ -106,7 +113,7 @@ class RunState:
         self._step = self._step if step is None else step
         if self._path and self._writes:
             now = datetime.now().astimezone().isoformat(timespec="seconds")
-            state = {"status": status, "step": self._step, "total_steps": self._total_steps, "time": now}
+            state = {"status": status, "step": self._step, **self._length, "time": now}
             with write_errors(self._path):
                 write_json(self._path, {"format": FORMAT, **state, **self._kept, **without_secrets(entries)})
 

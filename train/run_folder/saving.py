@@ -54,8 +54,9 @@ class CheckpointWriter(AbstractContextManager["CheckpointWriter"]):
     folder: the run folder. keep, keep_every: which older checkpoints stay, as in `write_checkpoint`. before_save:
     called on rank 0 before each checkpoint is written, to flush the logs. schedule: says at which step the next
     checkpoint is due. log: prints a line. If a checkpoint cannot be written in the background, `log` gets the error and
-    the step at which the next one is due, and the run goes on. Attribute seconds: time spent writing so far, in the
-    background or not.
+    the step at which the next one is due, and the run goes on. after_save: called on each rank that writes, with the
+    step of a checkpoint when it is written; it may raise HardwareError. Attribute seconds: time spent writing so far,
+    in the background or not.
     """
 
     def __init__(
@@ -66,8 +67,9 @@ class CheckpointWriter(AbstractContextManager["CheckpointWriter"]):
         schedule: RunSchedule,
         log: Callable[[str], None],
         keep_every: int | None = None,
+        after_save: Callable[[int], None] = lambda step: None,
     ) -> None:
-        self._run_dir, self._before_save = folder, before_save
+        self._run_dir, self._before_save, self._after_save = folder, before_save, after_save
         self._keep, self._keep_every = keep, keep_every
         self._schedule, self._log = schedule, log
         # copies in host memory, by field of CheckpointState
@@ -119,6 +121,7 @@ class CheckpointWriter(AbstractContextManager["CheckpointWriter"]):
             if state.part:
                 raise
             write()
+        self._after_save(state.step)
         seconds = perf_counter() - start
         self.seconds += seconds
         if seconds > float(os.environ.get("DYAD_LEAD_SECONDS", "inf")):  # set by launch/slurm.sbatch
