@@ -39,10 +39,18 @@ def main() -> None:
     if line.show:
         print("\n".join(map(shlex.join, runs)))
         return
-    for own, config in zip(runs, configs, strict=True):
-        if line.sweep and _is_rank_0():
-            print(printable(f"-m: {shlex.join(a for a in own if a not in line.words)}"))
-        train_or_plan(config)
+    if not line.sweep:
+        return train_or_plan(configs[0])
+    say = print if _is_rank_0() else lambda _: None
+    varied = [printable(shlex.join(a for a in own if a not in line.words)) for own in runs]
+    for done, config in enumerate(configs):
+        say(f"-m: {varied[done]}")
+        try:
+            train_or_plan(config)
+        except Exception:
+            left = "; ".join(varied[done + 1 :]) or "none"
+            say(f"-m: {done} of {len(configs)} runs done; ended early: {varied[done]}; not begun: {left}")
+            raise
 
 
 def train_or_plan(config: TrainConfig) -> None:
