@@ -234,5 +234,10 @@ def test_the_data_are_others(jobs: Jobs, tmp_path: Path) -> None:
     assert now["log_u_x"][unseen].numpy().tobytes() == remembered["log_u_x"][unseen].numpy().tobytes()
     assert now["never_visited"] == now["log_u_x"].isnan().sum() > remembered["never_visited"]
 
-    shutil.copy(MORE, first)
+    (tmp_path / "moved").mkdir()
+    moved = shutil.copy(first, tmp_path / "moved")
+    assert jobs.run(1, {**allowed, "data.train": f"{moved}@2::{second}", "steps": 6}) == run
+
+    allowed["data.train"] = f"{moved}@2::{second}"
+    shutil.copy(MORE, moved)
     refused(jobs.start(1, allowed).ends().ended, 2, "data.train", "1.tar")

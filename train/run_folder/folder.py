@@ -198,14 +198,17 @@ def check_run(config: TrainConfig) -> None:
     changed = [k for k in {*old, *new} - free if not k.startswith(NOT_MATHS) and old.get(k) != new.get(k)]
     changed.sort(key=lambda key: (not key.endswith("name"), key))  # another objective has other options, too
     if changed:
-        values = ((k, as_argument(old.get(k)), as_argument(new.get(k))) for k in changed[:3])
+        typed = [key for key in changed if key != "from_weights"] or changed  # it follows from what was typed
+        values = ((k, as_argument(old.get(k)), as_argument(new.get(k))) for k in typed[:3])
         shown = "\n".join(f"  {key}: {there} there, {now} now" for key, there, now in values)
-        more = f" (and {len(changed) - 3} more)" if len(changed) > 3 else ""
+        more = f" (and {len(typed) - 3} more)" if len(typed) > 3 else ""
         allowing = f"\nrun.name=NEW resume={folder} goes on from its newest checkpoint, with the same model"
         if {*changed} <= {*WITH_BATCH}:
             allowing = "\nresume.allow_batch_change=true goes on at the same number of samples"
         elif {*changed} <= {*WITH_DATA}:
-            allowing = "\nresume.allow_more_data=true goes on where files were only added behind the old ones"
+            allowing = "\nresume.allow_more_data=true goes on if the old files are moved, weighted anew or added to"
+        elif "seed" in changed:  # a resume keeps the order of samples
+            allowing = ""
         raise ConfigError(
             f"{folder} is a run with another configuration:\n{shown}{more}\n"
             "Choose another run.name, or the old values; resume=never begins again and puts the old run aside"
