@@ -96,15 +96,19 @@ class TrainingRun:
         step, samples = self.components.step, self.components.sample_state
         averaged, per_sample = self.config.optim.ema is not None, samples.nbytes if samples else 0
         target = step.target.tensors.values()
-        refuse_full_disk(self.folder, self.components.modules, step.optimizer, averaged, target, per_sample)
+        content = self.components.modules, step.optimizer, averaged, target, per_sample
+        notes = refuse_full_disk(self.folder, *content, self.config.checkpoint.keep)
         with write_errors(self.folder):
-            open_run(self.config, self.source.resume)
+            open_run(self.config, self.source.resume, notes.append)
             if self.restored.batch_changed:
-                put_aside(self.folder, STEP_FILES)
+                put_aside(self.folder, STEP_FILES, notes.append)
             resumed = run_of(self.source.resume) if self.source.resume else None
             is_same = resumed is not None and resumed.resolve() == self.folder.resolve()  # another run, another id
             wandb_id = self.restored.metadata.get("wandb_id") if is_same else None
-            return build_logger(self.folder, tracking, self.schedule, plain(self.config), wandb_id)
+            logger = build_logger(self.folder, tracking, self.schedule, plain(self.config), wandb_id)
+        for line in notes:
+            logger.print(line)
+        return logger
 
     def describe(self) -> Iterator[str]:
         """Yield lines for the log: where the run begins, then notes on its model, objective and data.
@@ -302,14 +306,15 @@ class TrainingRun:
 
         only_on(world, world.rank < size, write)
 
-    def renumber_checkpoints(self, save: Callable[[int, bool, bool], None]) -> None:
+    def renumber_checkpoints(self, save: Callable[[int, bool, bool], None], log: Callable[[str], None]) -> None:
         """Write a checkpoint whose step counts batches of the new size, then put the older checkpoints aside.
 
         Call it on every rank, before the first step, when the batch size has changed. If the run is killed in between,
         its next start finds a checkpoint that counts batches of the old or of the new size, and continues at the same
         samples. save: the function save(step, evaluation_owed, last) that writes a checkpoint, such as `self.save` with
-        its first arguments bound.
+        its first arguments bound. log: called with a line that names the folder with the older checkpoints.
         """
         first_step = self.schedule.first_step
         save(first_step, self.schedule.evaluation_owed, True)
-        rank_0_only(self.world, lambda: put_checkpoints_aside(self.folder, {*steps(self.folder)} - {first_step}))
+        older = {*steps(self.folder)} - {first_step}
+        rank_0_only(self.world, lambda: put_checkpoints_aside(self.folder, older, log))

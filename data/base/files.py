@@ -276,8 +276,9 @@ def remove(path: Path) -> None:
 class LineFile:
     """A file to which whole lines are appended. Lines that cannot be written wait in memory for the next write.
 
-    The constructor makes the file if it can; the folder must exist. log: a function that gets one line when writing
-    begins to fail, and one when it works again, or when `close` loses lines. Any thread may write.
+    The constructor makes the file if it can; the folder must exist. If the file is deleted, it is made again with all
+    its lines, as soon as its folder exists. log: a function that gets one line when writing begins to fail, and one
+    when it works again, or when `close` loses lines. Any thread may write.
     """
 
     def __init__(self, path: Path, log: Callable[[str], None]) -> None:
@@ -332,7 +333,13 @@ class LineFile:
     def _flush(self) -> FileIO:
         """Append all bytes that wait in memory to this object's file, opened if needed, and return the open file. On an
         OSError, which is raised, the file keeps its old length and the bytes stay in memory."""
-        self._file = file = self._file or self._path.open("ab", buffering=0)
+        if self._file and not os.fstat(self._file.fileno()).st_nlink:  # it is deleted; its bytes can still be read
+            again = self._path.open("a+b", buffering=0)
+            with self._file as deleted:
+                deleted.seek(0)
+                self._waiting = deleted.readall() + self._waiting
+            self._file = again
+        self._file = file = self._file or self._path.open("a+b", buffering=0)
         end, written = os.fstat(file.fileno()).st_size, 0
         try:
             while written < len(self._waiting):

@@ -47,7 +47,8 @@ from dyad.doctor.texts import cut_texts
 from dyad.run.checks import check_sweep, row_settings, training_files
 from dyad.run.components import describe_batch_norms
 from dyad.train.config import LISTED, ImageTower, Task, TextTower, TrainConfig, Wandb
-from dyad.train.run_folder.folder import folder_of, is_finished, resume_mode, run_folder, steps
+from dyad.train.run_folder.folder import folder_of, resume_mode, run_folder, steps
+from dyad.train.run_folder.run_state import is_finished
 from dyad.train.towers.batch_norm import set_batch_norms
 from dyad.train.towers.build import build_model
 from dyad.train.towers.image.image_tower import build_image_tower

@@ -39,10 +39,18 @@ def main() -> None:
     if line.show:
         print("\n".join(map(shlex.join, runs)))
         return
-    for own, config in zip(runs, configs, strict=True):
-        if line.sweep and _is_rank_0():
-            print(printable(f"-m: {shlex.join(a for a in own if a not in line.words)}"))
-        train_or_plan(config)
+    if not line.sweep:
+        return train_or_plan(configs[0])
+    say = print if _is_rank_0() else lambda _: None
+    varied = [printable(shlex.join(a for a in own if a not in line.words)) for own in runs]
+    for done, config in enumerate(configs):
+        say(f"-m: {varied[done]}")
+        try:
+            train_or_plan(config)
+        except Exception:
+            left = "; ".join(varied[done + 1 :]) or "none"
+            say(f"-m: {done} of {len(configs)} runs done; ended early: {varied[done]}; not begun: {left}")
+            raise
 
 
 def train_or_plan(config: TrainConfig) -> None:
@@ -55,7 +63,8 @@ def train_or_plan(config: TrainConfig) -> None:
     finds.
     """
     from dyad.train.distributed.compile_caches import use_local_caches
-    from dyad.train.run_folder.folder import SINCE_BEST, is_finished, recorded_state, run_folder, shorter_run
+    from dyad.train.run_folder.folder import SINCE_BEST, recorded_state, run_folder
+    from dyad.train.run_folder.run_state import is_finished, shorter_run
 
     use_local_caches()
     if config.planned:

@@ -29,7 +29,15 @@ from dyad.train.monitor.postmortem import record_allocations
 from dyad.train.monitor.profiler import traced
 from dyad.train.monitor.stragglers import LocalTimer
 from dyad.train.monitor.telemetry import Telemetry
-from dyad.train.run_folder.folder import SINCE_BEST, all_keys, recorded_activation, recorded_caption_per, run_folder
+from dyad.train.run_folder.folder import (
+    CONFIG,
+    SINCE_BEST,
+    all_keys,
+    recorded_activation,
+    recorded_caption_per,
+    run_folder,
+    write_config,
+)
 from dyad.train.run_folder.ledger import Ledger
 from dyad.train.run_folder.run_state import RunState
 from dyad.train.run_folder.saving import CheckpointWriter
@@ -85,7 +93,10 @@ def train_run(world: World, config: TrainConfig) -> None:
         run_state = stack.enter_context(RunState(folder, *length, world.rank, hosts, source.named))
         stop = stack.enter_context(StopRequest())
 
-        def before_save() -> None:  # a resume must find the record of every step
+        def before_save() -> None:  # a resume must find the configuration, and the record of every step
+            if not (folder / CONFIG).exists():
+                log(f"{folder / CONFIG} was deleted while the run trains: it is written again")
+                write_config(config)
             logger.flush()
             ledger.sync()
 
@@ -95,7 +106,8 @@ def train_run(world: World, config: TrainConfig) -> None:
         ledger = stack.enter_context(Ledger(folder if world.rank == 0 else None, schedule.first_step, log))
         monitor = run.build_monitor(ledger, log)
         keep, keep_every = config.checkpoint.keep, config.checkpoint.keep_every
-        writer = stack.enter_context(CheckpointWriter(folder, keep, before_save, schedule, log, keep_every))
+        saving = folder, keep, before_save, schedule, log, keep_every, run_state.write_running
+        writer = stack.enter_context(CheckpointWriter(*saving))
         best = run.build_best(writer, log)
 
         def may_be_last(step: int) -> bool:
@@ -120,7 +132,7 @@ def train_run(world: World, config: TrainConfig) -> None:
         patient = partial(patient_at_first, first=config.dist.seconds_to_start, later=config.dist.timeout)
         monitor.verify(schedule.first_step)
         if restored.batch_changed:
-            run.renumber_checkpoints(save)
+            run.renumber_checkpoints(save, log)
         status, step = fit(
             schedule,
             run.batches(encoder, copy_timer, log),

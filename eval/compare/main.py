@@ -161,7 +161,7 @@ def score_tables(runs: Runs, metrics: Metrics, width: int) -> Iterator[Any]:
         table = new_table("run", "status", "steps", "loss", *titles, first_width=None)
         for name, run in runs.items():
             cells = [_cell(found[m][name], metrics[m] and found[m][name].value == best[m]) for m in shown]
-            status, loss = printable(run.state.get("status") or "–"), number(last_value(run.history, "train/loss"))
+            status, loss = printable(run.status or "–"), number(last_value(run.history, "train/loss"))
             table.add_row(name, status, f"{run.step:,}", loss, *cells)
         yield table
 
@@ -190,7 +190,7 @@ def as_csv(runs: Runs, keys: Keys, metrics: Metrics) -> str:
     """
     rows: list[list[Any]] = [["run", "status", "steps", "loss", *map(" ".join, metrics), *keys]]
     for name, run in runs.items():
-        state = [name, run.state.get("status"), run.step, last_value(run.history, "train/loss")]
+        state = [name, run.status, run.step, last_value(run.history, "train/loss")]
         rows.append(
             [*state, *(score_of(run, m).value for m in metrics), *(values.get(name) for values in keys.values())]
         )

@@ -1,6 +1,8 @@
 """Read a run folder for the HTML report, except the weights. Files may be missing, damaged, or of an older version."""
 
+import os
 import re
+import socket
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -48,6 +50,19 @@ class RunFolder:
     resumed_at: Sequence[int]
     failures: Sequence[Mapping[str, Any]]
     unread: Sequence[str]
+
+    @property
+    def status(self) -> str | None:
+        """The status in run_state.json; "cut off" for "running" of a process of this machine that has ended."""
+        status, pid = self.state.get("status"), self.state.get("pid")
+        if status == "running" and pid and self.state.get("host") == socket.gethostname():
+            try:
+                os.kill(pid, 0)
+            except ProcessLookupError:
+                return "cut off"
+            except PermissionError:
+                pass  # it is another user's
+        return status
 
     @property
     def step(self) -> int:

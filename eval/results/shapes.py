@@ -115,6 +115,8 @@ class StateFile(TypedDict, total=False):
     """The expected form of run_state.json, the progress of a run."""
 
     status: str | None
+    pid: Annotated[int, Field(gt=0, lt=2**31)]
+    host: str
     step: Count | None
     total_steps: Count
     best: Best | None

@@ -35,8 +35,9 @@ from dyad.evaluation.load_run import find_run, load_run, read_config
 from dyad.train.cli.compose import compose_config
 from dyad.train.config_rules import check_values
 from dyad.train.run_folder.checkpoint import Checkpoint
-from dyad.train.run_folder.folder import recorded_state, shorter_run
+from dyad.train.run_folder.folder import recorded_state
 from dyad.train.run_folder.locate import locate
+from dyad.train.run_folder.run_state import shorter_run
 from dyad.train.run_folder.saving import write_checkpoint
 
 

@@ -18,6 +18,7 @@ from safetensors.torch import load_file
 
 from dyad.data.loading.order import Order
 from dyad.train.run_folder.checkpoint import FORMAT
+from dyad.train.run_folder.folder import steps
 
 KEYS: dict[str, Any] = {**QUIET, "steps": 8, "checkpoint.every": 2, "checkpoint.keep": 4}
 MORE = SHARD.with_name("noto-v1-trained.tar")
@@ -59,6 +60,8 @@ def test_a_checkpoint_is_damaged(jobs: Jobs, run: Path) -> None:
     again = jobs.start(1, KEYS).ends()
     assert again.codes == [0], again.out
     assert again.out.count("passing over a damaged checkpoint") == 3 and "going on at step 2 " in again.out
+    (aside,) = run.glob("before-*")
+    assert steps(aside) == [8, 6, 4] and f"put aside in {aside}" in again.out
     assert digest(run) == before and len(losses(run)) == 8
 
 
@@ -137,6 +140,17 @@ def test_the_disk_is_full_while_a_run_saves(jobs: Jobs, tmp_path: Path) -> None:
         assert len(losses(again.run)) == newest_whole(again.run) == state(again.run)["step"]
 
 
+def test_the_run_folder_is_deleted_while_a_run_trains(jobs: Jobs) -> None:
+    job = jobs.start(1, {**KEYS, "steps": 300, "checkpoint.every": 100})
+    job.until(lambda: newest_whole(job.run) > 0, "a checkpoint")
+    # the run may write into a folder that is being deleted
+    job.until(lambda: shutil.rmtree(job.run, ignore_errors=True) or not job.run.exists(), "it is deleted")
+    ended = job.ends()
+    assert ended.codes == [0] and "config.yaml was deleted" in ended.out, ended.out
+    assert len(losses(job.run)) == 300 and state(job.run)["status"] == "finished"
+    assert {"config.yaml", "log.txt"} <= {path.name for path in job.run.iterdir()}
+
+
 @pytest.mark.mounts
 def test_the_disk_is_full_at_the_start(jobs: Jobs, tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk", 1 << 20) as disk:
@@ -177,6 +191,7 @@ def test_the_batch_is_another_one(jobs: Jobs, run: Path) -> None:
     order = Order([index_shard(str(SHARD)).samples], [1.0], seed=0, global_batch_size=48)
     assert ids_of_steps(run) == {step: order.ids(step).tolist() for step in (5, 6)}
     asides = sorted(run.glob("before-*"))
+    assert all(f"put aside in {aside}" in ended.out for aside in asides) and len(asides) == 2
     assert [len(losses(aside)) for aside in asides if (aside / "metrics.jsonl").exists()] == [8]
     assert [step for aside in asides for step in checkpoints(aside)] == [2, 4, 6, 8]
     assert checkpoints(run) == [5, 6, 7]
@@ -220,5 +235,10 @@ def test_the_data_are_others(jobs: Jobs, tmp_path: Path) -> None:
     assert now["log_u_x"][unseen].numpy().tobytes() == remembered["log_u_x"][unseen].numpy().tobytes()
     assert now["never_visited"] == now["log_u_x"].isnan().sum() > remembered["never_visited"]
 
-    shutil.copy(MORE, first)
+    (tmp_path / "moved").mkdir()
+    moved = shutil.copy(first, tmp_path / "moved")
+    assert jobs.run(1, {**allowed, "data.train": f"{moved}@2::{second}", "steps": 6}) == run
+
+    allowed["data.train"] = f"{moved}@2::{second}"
+    shutil.copy(MORE, moved)
     refused(jobs.start(1, allowed).ends().ended, 2, "data.train", "1.tar")

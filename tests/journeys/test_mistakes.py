@@ -179,8 +179,9 @@ def test_a_run_folder_of_another_configuration_names_what_differs(tmp_path: Path
     run = open_run(compose_config(words))
     (run / "checkpoints" / "step_00000007").mkdir(parents=True)
     check_arguments(words)
-    with raises(ConfigError, "seed: 0 there, 1 now", "run.name", "resume=never"):
+    with raises(ConfigError, "seed: 0 there, 1 now", "run.name", "resume=never") as seeded:
         check_arguments([*words, "seed=1"])
+    assert "run.name=NEW" not in str(seeded.value)  # a resume elsewhere keeps the seed as well
 
 
 def test_a_run_from_before_keys_were_added_and_renamed_keeps_its_name_and_goes_on(tmp_path: Path) -> None:

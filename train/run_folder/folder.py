@@ -5,9 +5,8 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterable, Mapping
-from contextlib import suppress
-from dataclasses import fields, is_dataclass, replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import fields, is_dataclass
 from datetime import datetime
 from enum import Enum
 from functools import lru_cache
@@ -21,7 +20,7 @@ from yaml import YAMLError
 from yaml.events import AliasEvent, CollectionEndEvent, CollectionStartEvent
 
 from dyad.data.base.errors import ConfigError, first_line
-from dyad.data.base.files import file_inside, open_foreign, write_bytes, write_errors
+from dyad.data.base.files import file_inside, open_foreign, read_lines, write_bytes, write_errors
 from dyad.data.base.json_text import read_json
 from dyad.data.base.secrets import public_path, without_secrets
 from dyad.data.config import CaptionPer
@@ -31,12 +30,14 @@ from dyad.train.run_folder.older_runs import ADDED, UNNAMED, UNRECORDED, in_firs
 
 CONFIG, STATE, REPORT = "config.yaml", "run_state.json", "report.html"
 RESUMED_FROM = "resumed_from"  # key of run_state.json: the checkpoint that resume= named when the run began there
+FIRST_STEP = "first_step"  # key of run_state.json: the step at which the last start began
 SINCE_BEST = "evaluations_since_best"  # key of run_state.json, of a run that checkpoint.patience has ended early
 BEST_SUFFIX = "@best"
 FORMAT = 1  # version of the run folder, in run_state.json (1 if it has none); raised by the rule in checkpoint.py
 LARGEST, DEEPEST = 1 << 20, 64  # the most bytes, and the most levels of nesting, of a config.yaml that is read
 # files and folders whose content depends on the step that was reached, besides the checkpoints
 STEP_FILES = ("metrics.jsonl", "ledger.jsonl", "restarts.jsonl", "eval", "negatives", "profile")
+RECORDS = ("metrics.jsonl", "ledger.jsonl")  # those that a run which begins anew would cut
 # what a training leaves in its folder, in the order of being put aside. After a kill between two moves, checkpoints
 # stand beside their own configuration, and what a new run would write over has been moved.
 RUN_FILES = (*STEP_FILES, "checkpoints", CONFIG)
@@ -185,7 +186,7 @@ def check_run(config: TrainConfig) -> None:
     model.activation, precision=auto, a recorded data.caption_per=line. With resume=never nothing is checked.
     """
     folder, resume = run_folder(config), config.resume
-    if (old := _resumed_keys(config)) is None:
+    if (old := resumed_keys(config)) is None:
         return
     new = {**all_keys(config), "precision": recorded_precision(config).value}
     new["model.activation"] = recorded_activation(config).value
@@ -197,14 +198,17 @@ def check_run(config: TrainConfig) -> None:
     changed = [k for k in {*old, *new} - free if not k.startswith(NOT_MATHS) and old.get(k) != new.get(k)]
     changed.sort(key=lambda key: (not key.endswith("name"), key))  # another objective has other options, too
     if changed:
-        values = ((k, as_argument(old.get(k)), as_argument(new.get(k))) for k in changed[:3])
+        typed = [key for key in changed if key != "from_weights"] or changed  # it follows from what was typed
+        values = ((k, as_argument(old.get(k)), as_argument(new.get(k))) for k in typed[:3])
         shown = "\n".join(f"  {key}: {there} there, {now} now" for key, there, now in values)
-        more = f" (and {len(changed) - 3} more)" if len(changed) > 3 else ""
+        more = f" (and {len(typed) - 3} more)" if len(typed) > 3 else ""
         allowing = f"\nrun.name=NEW resume={folder} goes on from its newest checkpoint, with the same model"
         if {*changed} <= {*WITH_BATCH}:
             allowing = "\nresume.allow_batch_change=true goes on at the same number of samples"
         elif {*changed} <= {*WITH_DATA}:
-            allowing = "\nresume.allow_more_data=true goes on where files were only added behind the old ones"
+            allowing = "\nresume.allow_more_data=true goes on if the old files are moved, weighted anew or added to"
+        elif "seed" in changed:  # a resume keeps the order of samples
+            allowing = ""
         raise ConfigError(
             f"{folder} is a run with another configuration:\n{shown}{more}\n"
             "Choose another run.name, or the old values; resume=never begins again and puts the old run aside"
@@ -253,12 +257,12 @@ def _begun_keys(config: TrainConfig) -> dict[str, Any]:
     The resumed run is the one in the run folder or, if resume_mode returns the path of a checkpoint, the run of that.
     """
     if (mode := resume_mode(config)) in ("auto", "never"):
-        return _resumed_keys(config) or {}
+        return resumed_keys(config) or {}
     run = run_of(Path(mode))
     return flat(saved_config(run)) if run else {}
 
 
-def _resumed_keys(config: TrainConfig) -> dict[str, Any] | None:
+def resumed_keys(config: TrainConfig) -> dict[str, Any] | None:
     """Return the configuration saved in the run folder, dotted key → value.
 
     Returns None with resume=never, and if the folder has no checkpoint or no config.yaml.
@@ -269,81 +273,64 @@ def _resumed_keys(config: TrainConfig) -> dict[str, Any] | None:
     return flat(saved_config(folder))
 
 
-def open_run(config: TrainConfig, source: Path | None = None) -> Path:
+def open_run(config: TrainConfig, source: Path | None = None, log: Callable[[str], None] = print) -> Path:
     """Make the run folder, write its config.yaml and return the folder. Call it while the folder is locked.
 
-    If the folder has checkpoints and resume_mode is not auto, files are first moved to a subfolder by `put_aside`: if
-    `source` is a checkpoint of this folder, the later checkpoints; otherwise all files of the earlier run (RUN_FILES).
-    source: the checkpoint that the run starts from, if any. Raises ConfigError when the folder has a checkpoint whose
+    Files of an earlier start are first moved to a subfolder by `put_aside`. If `source` is a checkpoint of this folder,
+    these are the later checkpoints: damaged ones, or those after the one that resume= names. If the folder has
+    checkpoints and `source` is none of them, they are all files of the earlier run (RUN_FILES); if it has no
+    checkpoints, RECORDS with a step. source: the checkpoint that the run starts from, if any. log: called with a line
+    for what is moved, and for a config.yaml that is missing. Raises ConfigError when the folder has a checkpoint whose
     configuration trains other weights (see `check_run`), OSError or HardwareError when moving or writing files fails.
     """
     check_run(config)
     folder = run_folder(config)
     saved = {folder_of(folder, step).resolve(): step for step in steps(folder)}
-    if saved and resume_mode(config) != "auto":
-        begun = saved.get(source.resolve()) if source else None
-        if begun is None:
-            put_aside(folder, RUN_FILES)
-        else:
-            put_checkpoints_aside(folder, [step for step in saved.values() if step > begun])
-    folder.mkdir(parents=True, exist_ok=True)
-    write_bytes(folder / CONFIG, OmegaConf.to_yaml(OmegaConf.create(plain(config))).encode())
+    begun = saved.get(source.resolve()) if source else None
+    if begun is not None:
+        put_checkpoints_aside(folder, [step for step in saved.values() if step > begun], log)
+        if not (folder / CONFIG).exists():
+            log(f"{folder / CONFIG} was missing: whether keys have changed since step {begun} cannot be checked")
+    elif saved and resume_mode(config) != "auto":
+        put_aside(folder, RUN_FILES, log)
+    elif not saved and (reached := _recorded_step(folder)):
+        log(f"{folder} was at step {reached:,} and has no checkpoint: it begins anew")
+        put_aside(folder, RECORDS, log)
+    write_config(config)
     return folder
 
 
-def put_aside(folder: Path, names: Iterable[str]) -> None:
-    """Move the files and folders `names` of `folder` that exist, in this order, to its new subfolder before-<time>."""
+def write_config(config: TrainConfig) -> None:
+    """Make the run folder if it does not exist, and write its config.yaml. Raises OSError if that fails."""
+    folder = run_folder(config)
+    folder.mkdir(parents=True, exist_ok=True)
+    write_bytes(folder / CONFIG, OmegaConf.to_yaml(OmegaConf.create(plain(config))).encode())
+
+
+def _recorded_step(folder: Path) -> int:
+    """Return the last step in metrics.jsonl; 0 without the file."""
+    path = folder / RECORDS[0]
+    return max((record["step"] for _, record in read_lines(path)), default=0) if path.exists() else 0
+
+
+def put_aside(folder: Path, names: Iterable[str], log: Callable[[str], None]) -> None:
+    """Move the files and folders `names` of `folder` that exist, in this order, to its new subfolder before-<time>.
+
+    log: called with a line that names the subfolder and what was moved, if anything was.
+    """
     aside = folder / f"before-{datetime.now():%Y%m%d-%H%M%S-%f}"
-    for name in names:
-        if (folder / name).exists():
-            (aside / name).parent.mkdir(parents=True, exist_ok=True)
-            os.rename(folder / name, aside / name)
+    found = [name for name in names if (folder / name).exists()]
+    for name in found:
+        (aside / name).parent.mkdir(parents=True, exist_ok=True)
+        os.rename(folder / name, aside / name)
+    if found:
+        log(f"put aside in {aside}: {', '.join(found)}")
 
 
-def put_checkpoints_aside(folder: Path, moved: Iterable[int]) -> None:
+def put_checkpoints_aside(folder: Path, moved: Iterable[int], log: Callable[[str], None]) -> None:
     """Move the checkpoints of the steps `moved` by `put_aside`, the oldest first; raise HardwareError if that fails."""
     with write_errors(folder):
-        put_aside(folder, [f"checkpoints/{folder_of(folder, step).name}" for step in sorted(moved)])
-
-
-def is_finished(config: TrainConfig) -> bool:
-    """Whether the run of this configuration is finished: run_state.json says so, and its last checkpoint exists.
-
-    With tracking.report, report.html must exist too. False if resume_mode is not auto, or with allow_batch_change or
-    allow_more_data of resume, which may lengthen the run. The run must have had the steps and epochs of `config`. If
-    checkpoint.patience ended it early, `config` may ask for more steps, but must have the same checkpoint.best, and a
-    patience of at most as many evaluations as were not better at the end.
-    """
-    folder, resume = run_folder(config), config.resume
-    if resume_mode(config) != "auto" or resume.allow_batch_change or resume.allow_more_data:
-        return False
-    state = recorded_state(folder)
-    whole = state.get("status") == "finished" and (not config.tracking.report or (folder / REPORT).exists())
-    if not whole or type(step := state.get("step")) is not int or not folder_of(folder, step).exists():
-        return False
-    old, patience = _resumed_keys(config) or {}, config.checkpoint.patience
-    if type(since := state.get(SINCE_BEST)) is int and (config.steps or step) >= step:
-        return patience is not None and patience <= since and config.checkpoint.best == old.get("checkpoint.best")
-    return all(old.get(key) == getattr(config, key) for key in LENGTH)
-
-
-def shorter_run(config: TrainConfig) -> Path | None:
-    """Return the folder of a finished run with the training of `config`, but fewer steps; None if there is none.
-
-    Only runs without run.name are considered: the hash in their folder names shows whether all other keys that change
-    the weights are equal. Returns None too if `config` has a run.name, or if its run has a checkpoint already.
-    """
-    new = run_folder(config)
-    for folder in [] if config.run.name or steps(new) else sorted(new.parent.glob(f"{new.name[:-8]}*")):
-        with suppress(OSError, ValueError, TypeError, YAMLError):  # two lines of each YAML are parsed, not all of it
-            found = dict(re.findall(r"^(steps|epochs): (\S+)$", config_text(folder / CONFIG), re.MULTILINE))
-            length = {key: yaml.safe_load(found[key]) or 0 for key in found}
-            other = replace(config, **{key: value or None for key, value in length.items()})
-            shorter = all(length[key] <= (getattr(config, key) or 0) for key in LENGTH)
-            whole = is_finished(other) and SINCE_BEST not in recorded_state(folder)  # a longer one would end there too
-            if whole and shorter and other != config and run_folder(other) == folder:
-                return folder
-    return None
+        put_aside(folder, [f"checkpoints/{folder_of(folder, step).name}" for step in sorted(moved)], log)
 
 
 def recorded_state(folder: Path) -> dict[str, Any]:

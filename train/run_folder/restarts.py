@@ -16,7 +16,7 @@ from typing import Any
 from dyad.data.base.errors import printable
 from dyad.data.base.files import read_lines, write_bytes
 from dyad.train.config import DistConfig
-from dyad.train.run_folder.folder import recorded_state, saved_config, steps
+from dyad.train.run_folder.folder import FIRST_STEP, recorded_state, saved_config, steps
 from dyad.train.run_folder.run_state import append_to_log
 
 RESTARTS = "restarts.jsonl"
@@ -34,7 +34,8 @@ def after_failure(folder: Path, job: str, requeued: bool = False) -> bool:
     ConfigError if the folder has no readable config.yaml.
     """
     state = recorded_state(folder)
-    first, saved = state.get("step", 0), max(steps(folder), default=0)
+    first = state.get(FIRST_STEP, state.get("step", 0))  # runs of older versions have no FIRST_STEP
+    saved = max(steps(folder), default=0)
     limit = saved_config(folder).get("dist", {}).get("restarts", DistConfig.restarts)
     path = folder / RESTARTS
     earlier = list(read_lines(path, print)) if path.exists() else []

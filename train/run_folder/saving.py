@@ -8,12 +8,14 @@ never takes.
 
 At most one checkpoint is being written; the next save waits for it. At the end of the run, and at a stop request,
 `save` writes without a copy and returns when the checkpoint is on the disk. If a checkpoint cannot be written, a
-background save prints one line and the run goes on to the next one; `save` raises.
+background save prints one line and the run goes on to the next one; `save` raises. On a full disk, older checkpoints
+are deleted first, down to the newest undamaged one.
 """
 
+import errno
 import json
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
@@ -26,16 +28,22 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
-from dyad.data.base.errors import HardwareError
+from dyad.data.base.errors import ConfigError, DataError, HardwareError
 from dyad.data.base.files import free_bytes, remove, sync, whole_folder, write_json
 from dyad.data.shards.storage import sha256_of
-from dyad.train.run_folder.checkpoint import OLDEST
+from dyad.train.run_folder.checkpoint import OLDEST, Checkpoint, find_undamaged
 from dyad.train.run_folder.checkpoint_parts import collect, give_up, parts_folder
 from dyad.train.run_folder.checkpoint_state import BEST, MANIFEST, SCALARS, STATE, CheckpointState
 from dyad.train.run_folder.folder import folder_of, steps
 from dyad.train.run_folder.named_tensors import named_tensors
 from dyad.train.run_folder.tensor_files import save_tensors
 from dyad.train.run_schedule import RunSchedule
+
+FULL = (errno.ENOSPC, errno.EDQUOT)  # of the disk, of the user's quota
+
+
+class DiskFullError(HardwareError):
+    """The disk, or a quota on it, has no room for a checkpoint."""
 
 
 class CheckpointWriter(AbstractContextManager["CheckpointWriter"]):
@@ -46,8 +54,9 @@ class CheckpointWriter(AbstractContextManager["CheckpointWriter"]):
     folder: the run folder. keep, keep_every: which older checkpoints stay, as in `write_checkpoint`. before_save:
     called on rank 0 before each checkpoint is written, to flush the logs. schedule: says at which step the next
     checkpoint is due. log: prints a line. If a checkpoint cannot be written in the background, `log` gets the error and
-    the step at which the next one is due, and the run goes on. Attribute seconds: time spent writing so far, in the
-    background or not.
+    the step at which the next one is due, and the run goes on. after_save: called on each rank that writes, with the
+    step of a checkpoint when it is written; it may raise HardwareError. Attribute seconds: time spent writing so far,
+    in the background or not.
     """
 
     def __init__(
@@ -58,8 +67,9 @@ class CheckpointWriter(AbstractContextManager["CheckpointWriter"]):
         schedule: RunSchedule,
         log: Callable[[str], None],
         keep_every: int | None = None,
+        after_save: Callable[[int], None] = lambda step: None,
     ) -> None:
-        self._run_dir, self._before_save = folder, before_save
+        self._run_dir, self._before_save, self._after_save = folder, before_save, after_save
         self._keep, self._keep_every = keep, keep_every
         self._schedule, self._log = schedule, log
         # copies in host memory, by field of CheckpointState
@@ -89,11 +99,29 @@ class CheckpointWriter(AbstractContextManager["CheckpointWriter"]):
     def save(self, state: CheckpointState) -> None:
         """Write the checkpoint `state`, delete old ones (see `write_checkpoint`), and return when it is on the disk.
 
-        Call `wait` first. On ranks other than 0 it returns when this rank's part is on the disk. Raises HardwareError
-        if writing fails.
+        Call `wait` first. On ranks other than 0 it returns when this rank's part is on the disk. If the disk is full,
+        `make_room` deletes older checkpoints, `log` gets a line, and the checkpoint is written once more; one in parts
+        is not, as the other ranks have gone on, but the next one has the room. Raises HardwareError if writing fails.
         """
+
+        def write() -> None:
+            write_checkpoint(self._run_dir, state, self._keep, self._before_save, keep_every=self._keep_every)
+
         start = perf_counter()
-        write_checkpoint(self._run_dir, state, self._keep, self._before_save, keep_every=self._keep_every)
+        try:
+            write()
+        except DiskFullError:
+            number, *_ = state.part or (0,)
+            if number or not (deleted := make_room(self._run_dir, state, self._keep_every)):
+                raise
+            self._log(
+                f"no room for the checkpoint of step {state.step}: deleted those of steps "
+                f"{', '.join(map(str, reversed(deleted)))}. checkpoint.keep=1 needs the least space"
+            )
+            if state.part:
+                raise
+            write()
+        self._after_save(state.step)
         seconds = perf_counter() - start
         self.seconds += seconds
         if seconds > float(os.environ.get("DYAD_LEAD_SECONDS", "inf")):  # set by launch/slurm.sbatch
@@ -118,9 +146,12 @@ def refuse_full_disk(
     is_averaged: bool,
     target: Iterable[Tensor],
     sample_bytes: int,
-) -> None:
-    """Raise HardwareError if the disk of a run folder has no room for the first checkpoint.
+    keep: int,
+) -> list[str]:
+    """Raise HardwareError if the disk of a run folder has no room for one more checkpoint.
 
+    Returns a list with a line for the log if there is no room for the `keep` checkpoints of the run and one more, else
+    an empty list. The checkpoints that the run has are counted as if all had this size.
     A checkpoint has the weights, of each trained weight a moving average (if is_averaged) and AdamW's two moments, the
     weights of the target network, and sample_bytes of per-sample state. The state of another optimiser is not counted,
     as it is made in the first step. modules: prefix of weight names → module.
@@ -134,6 +165,13 @@ def refuse_full_disk(
             f"{run_dir}: no room for a checkpoint: it needs {needed:,} bytes, {free:,} are free. Make room, or set "
             "run.dir to another disk"
         )
+    room = free // needed + min(keep, len(steps(run_dir)))
+    if room > keep:
+        return []
+    return [
+        f"{run_dir}: room for {room} checkpoints of {needed:,} bytes, checkpoint.keep={keep} needs it for {keep + 1}: "
+        f"on a full disk only the newest stays. Make room, or set checkpoint.keep={max(1, room - 1)}"
+    ]
 
 
 def host_copies(tensors: Mapping[str, Tensor], buffers: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -167,7 +205,8 @@ def write_checkpoint(
     The newest `keep` checkpoints up to this step stay, those of multiples of `keep_every` steps (None: no others), and
     the one that the entry "best" of `state.metadata` names; the others up to this step are deleted, by rank 0.
     before_save: called first on rank 0, to flush the logs, so that the logs on the disk never end before the step of a
-    checkpoint. Raises HardwareError when logs or checkpoint cannot be written; older checkpoints then stay as they are.
+    checkpoint. Raises HardwareError when logs or checkpoint cannot be written, as a DiskFullError on a full disk; older
+    checkpoints then stay as they are.
     """
     assert keep >= 1
     final = folder_of(run_dir, state.step)
@@ -189,10 +228,14 @@ def write_checkpoint(
     except (OSError, SafetensorError) as error:
         if state.part:
             give_up(final, state.part, error)
-        needed = sum(t.nbytes for part in state.tensors.values() for t in part.values())
-        reason = f"{error} (it needs {needed:,} bytes, {free_bytes(run_dir):,} are free)"
-        raise HardwareError(f"cannot write checkpoint {final}: {reason}") from error
-    _delete_old(run_dir, state, keep, keep_every)
+        own = sum(t.nbytes for tensors in state.tensors.values() for t in tensors.values())
+        needed, free = own * (state.part[1] if state.part else 1), free_bytes(run_dir)  # parts have about one size
+        newest = f"the newest is of step {max(steps(run_dir))}" if steps(run_dir) else "the run has none"
+        reason = f"cannot write checkpoint {final}: {error} (it needs {needed:,} bytes, {free:,} are free; {newest})"
+        if free < needed or getattr(error, "errno", None) in FULL:
+            raise DiskFullError(f"{reason}. Make room, or set checkpoint.keep=1") from error
+        raise HardwareError(reason) from error
+    _delete_old(run_dir, state, [step for step in steps(run_dir) if step <= state.step][:keep], keep_every)
     return final
 
 
@@ -232,13 +275,31 @@ def _rows(state: CheckpointState, key: str, tensor: Tensor) -> slice | None:
     return own if own and tensor.dim() and len(tensor) == own.stop - own.start else None
 
 
-def _delete_old(run_dir: Path, state: CheckpointState, keep: int, keep_every: int | None) -> None:
-    """Delete checkpoints up to state.step that `write_checkpoint` does not let stay. state.metadata names the best."""
-    best = state.metadata.get(BEST) or {}
-    older = [step for step in steps(run_dir) if step <= state.step][keep:]
-    deleted = [step for step in older if step != best.get("step") and (keep_every is None or step % keep_every)]
+def make_room(run_dir: Path, state: CheckpointState, keep_every: int | None) -> list[int]:
+    """Delete checkpoints, because the disk has no room for `state`, and return their steps, newest first.
+
+    The newest undamaged checkpoint stays, the best that it names, and what `keep_every` and `state` let stay. Without
+    an undamaged one, nothing is deleted.
+    """
+    try:
+        newest = find_undamaged(run_dir, lambda _: None)
+        kept = [Checkpoint(newest).step, (Checkpoint(newest).best or {}).get("step", 0)] if newest else []
+    except (DataError, ConfigError):
+        return []
+    return _delete_old(run_dir, state, kept, keep_every)
+
+
+def _delete_old(run_dir: Path, state: CheckpointState, kept: Sequence[int], keep_every: int | None) -> list[int]:
+    """Delete checkpoints up to state.step, and return their steps; an error leaves a checkpoint where it is.
+
+    There stay those of the steps `kept`, of multiples of `keep_every`, and the best that state.metadata names.
+    """
+    stays = {*kept, (state.metadata.get(BEST) or {}).get("step")}
+    older = [step for step in steps(run_dir) if step <= state.step and step not in stays]
+    deleted = [step for step in older if keep_every is None or step % keep_every]
     for folder in (folder_of(run_dir, step) for step in deleted):
         with suppress(OSError):  # a folder that cannot be deleted is no reason to stop
-            partial = folder.with_name(f".{folder.name}.partial")
-            os.rename(folder, partial)  # first: a half deleted one must not look whole
-            remove(partial)
+            leaving = folder.with_name(f".{folder.name}.partial")
+            os.rename(folder, leaving)  # first: a half deleted one must not look whole
+            remove(leaving)
+    return deleted

@@ -284,6 +284,8 @@ def test_help_of_a_verb_names_every_key(
 
 OF_MAXCOUNT = "Meaning of maxcount: samples per shard, at most"
 OF_MAXSIZE = "Meaning of maxsize: bytes of samples after which a shard is closed"
+OF_ERROR = "Meaning of on_error: a bad row: stop, or skip it and count"
+MISSING = f"SOURCE=nowhere.tar matches nothing: no 'nowhere.tar' in {Path.cwd()}, the working folder."
 VERBS_ARE = "There is: index, check, pack, split, continuations, negatives, sequences, weights."
 
 
@@ -322,13 +324,9 @@ VERBS_ARE = "There is: index, check, pack, split, continuations, negatives, sequ
         (["pack", "a", "out=???"], "out= is missing. See: python -m data pack --help"),
         (
             ["pack", "a", "out=b", "on_error=skp"],
-            "on_error=skp is not one of stop, skip. Did you mean 'skip'? Meaning of on_error: a bad row: stop, or skip "
-            "it and count",
+            f"on_error=skp is not one of stop, skip. Did you mean 'skip'? {OF_ERROR}",
         ),
-        (
-            ["check", "nowhere.tar"],
-            f"SOURCE=nowhere.tar matches nothing: no 'nowhere.tar' in {Path.cwd()}, the working folder.",
-        ),
+        (["check", "nowhere.tar"], MISSING),
     ],
 )
 def test_mistakes_get_one_line_and_exit_2(

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import csv
+import os
+import socket
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +15,7 @@ from helpers.report import CONFIG, passages, records, retrieval, write_run, zero
 
 from dyad.data.base.errors import ConfigError, HardwareError
 from dyad.eval.compare.main import main
+from dyad.eval.report.run_folder import read_run
 from dyad.train.run_folder.run_state import append_to_log
 
 METRIC = "image_to_text_R@1"
@@ -37,6 +41,17 @@ def compared(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
         return [" ".join(line.split()) for line in "".join(capsys.readouterr()).splitlines() if line.strip()]
 
     return compare
+
+
+def test_a_run_whose_process_has_ended_is_cut_off(tmp_path: Path) -> None:
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    here = {"status": "running", "host": socket.gethostname(), "pid": ended.pid}
+    states = {"cut off": {}, "finished": {"status": "finished"}}
+    found = {status: read_run(run(tmp_path / status, state={**here, **more})) for status, more in states.items()}
+    assert [read.status for read in found.values()] == list(states)
+    for number, other in enumerate(({"host": "elsewhere"}, {"pid": os.getpid()})):
+        assert read_run(run(tmp_path / f"{number}", state={**here, **other})).status == "running"
 
 
 def test_keys_that_differ_and_scores_the_best_first(compared, tmp_path: Path) -> None:

@@ -85,7 +85,8 @@ def test_parts_know_where_they_begin(folder: Path) -> None:
 @pytest.mark.parametrize("step", ["x", None, 1.5, -1, [3]])
 def test_a_state_with_another_step_is_no_finished_run(tmp_path: Path, step: Any) -> None:
     from dyad.train.cli.compose import compose_config
-    from dyad.train.run_folder.folder import is_finished, run_folder
+    from dyad.train.run_folder.folder import run_folder
+    from dyad.train.run_folder.run_state import is_finished
 
     config = compose_config(["data.train=x", "steps=3", "run.name=a", f"run.dir={tmp_path}", "tracking.report=false"])
     (tmp_path / "a" / "checkpoints" / "step_00000003").mkdir(parents=True)

@@ -17,7 +17,9 @@ def failed(folder: Path, begun: int, saved: int, restarts: int | None = 2, **sta
     (folder / "checkpoints" / f"step_{saved:08d}").mkdir(parents=True)
     (folder / "checkpoints" / f".step_{saved + 9:08d}.partial").mkdir()
     (folder / "config.yaml").write_text("steps: 9\n" if restarts is None else f"dist: {{restarts: {restarts}}}\n")
-    (folder / "run_state.json").write_text(json.dumps({"status": "failed", "step": begun, **state}))
+    (folder / "run_state.json").write_text(
+        json.dumps({"status": "failed", "step": saved, "first_step": begun, **state})
+    )
     return folder
 
 
@@ -35,6 +37,13 @@ def test_a_start_with_a_new_checkpoint_is_followed_by_another_up_to_the_limit(tm
 def test_without_a_new_checkpoint_there_is_no_restart(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert not again(tmp_path, 5, 5)
     assert capsys.readouterr().out == "no restart: no new checkpoint since step 5\n"
+
+
+def test_older_runs_have_their_first_step_under_another_name(tmp_path: Path) -> None:
+    failed(tmp_path, 0, 5)
+    for step, restarted in ((0, True), (5, False)):
+        (tmp_path / "run_state.json").write_text(json.dumps({"status": "failed", "step": step}))
+        assert after_failure(tmp_path, "7") is restarted
 
 
 @pytest.mark.parametrize(("restarts", "restarted"), [(0, False), (1, True), (None, True)])

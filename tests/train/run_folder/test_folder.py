@@ -16,13 +16,12 @@ from dyad.train.run_folder.folder import (
     REPORT,
     STATE,
     check_run,
-    is_finished,
     open_run,
     resume_mode,
     run_folder,
     steps,
 )
-from dyad.train.run_folder.run_state import RunState
+from dyad.train.run_folder.run_state import RunState, is_finished
 
 
 def configured(folder: Path, *words: str, name: str = "a") -> TrainConfig:
@@ -44,6 +43,38 @@ def test_from_an_earlier_checkpoint_of_its_own_those_after_it_are_put_aside(tmp_
     open_run(configured(tmp_path, f"resume={middle}"), middle)
     (aside,) = run.glob("before-*")
     assert steps(run) == [20, 10] and steps(aside) == [30] and (run / "metrics.jsonl").exists()
+
+
+def test_damaged_checkpoints_that_were_passed_over_are_put_aside(tmp_path: Path) -> None:
+    """They would count in checkpoint.keep, and the whole one would be deleted."""
+    said: list[str] = []
+    run = begun(configured(tmp_path), 10, 20, 30)
+    open_run(configured(tmp_path), run / "checkpoints" / "step_00000010", said.append)
+    (aside,) = run.glob("before-*")
+    assert steps(run) == [10] and steps(aside) == [30, 20] and (run / "metrics.jsonl").exists()
+    assert said == [f"put aside in {aside}: checkpoints/step_00000020, checkpoints/step_00000030"]
+
+
+def test_records_without_a_checkpoint_are_put_aside(tmp_path: Path) -> None:
+    said: list[str] = []
+    run = begun(configured(tmp_path))
+    (run / "restarts.jsonl").touch()
+    open_run(configured(tmp_path), log=said.append)
+    (aside,) = run.glob("before-*")
+    assert said[0].startswith(f"{run} was at step 1 and has no checkpoint") and str(aside) in said[1]
+    assert os.listdir(aside) == ["metrics.jsonl"] and (run / "restarts.jsonl").exists()
+    (run / "metrics.jsonl").write_text('{"step": 0}\n')  # an evaluation before the first step
+    open_run(configured(tmp_path), log=pytest.fail)
+
+
+def test_a_missing_configuration_is_told(tmp_path: Path) -> None:
+    said: list[str] = []
+    run = begun(configured(tmp_path), 10)
+    newest = run / "checkpoints" / "step_00000010"
+    open_run(configured(tmp_path), newest, pytest.fail)
+    (run / CONFIG).unlink()
+    open_run(configured(tmp_path, "optim.lr=9e-3"), newest, said.append)
+    assert len(said) == 1 and said[0].startswith(f"{run / CONFIG} was missing") and (run / CONFIG).exists()
 
 
 def test_from_a_checkpoint_of_another_run_the_whole_run_there_is_put_aside(tmp_path: Path) -> None:

@@ -57,6 +57,19 @@ def test_an_error_leaves_failed_and_its_reason(tmp_path: Path) -> None:
     assert (tmp_path / "log.txt").read_text().endswith(" | INFO | failed: ConfigError: no such thing\n")
 
 
+def test_the_step_is_that_of_the_newest_checkpoint(tmp_path: Path) -> None:
+    for rank in (0, 1):
+        error = HardwareError("gone")
+        error.ranks = [0]
+        with pytest.raises(HardwareError), RunState(tmp_path, 3, 10, rank, ["a", "b"]) as record:
+            record.write_running(5)
+            assert rank or (state(tmp_path)["step"], state(tmp_path)["pid"]) == (5, os.getpid())
+            (tmp_path / "checkpoints" / "step_00000007").mkdir(parents=True, exist_ok=True)
+            raise error
+        assert [state(tmp_path)[key] for key in ("status", "step", "first_step")] == ["failed", 7, 3]
+        (tmp_path / "run_state.json").unlink()
+
+
 def test_the_reason_in_the_log_needs_no_locale(tmp_path: Path) -> None:
     program = "from dyad.train.run_folder.run_state import *; append_to_log(Path(os.environ['RUN']), 'no \\u2026')"
     ascii_only = {**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "RUN": str(tmp_path)}

@@ -1,5 +1,6 @@
 """What is written while training goes on: checkpoints behind it, files of lines, and both on a disk that is full."""
 
+import errno
 import hashlib
 import logging
 import resource
@@ -10,7 +11,10 @@ import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
+from shutil import rmtree
+from typing import Any
 
 import pytest
 import torch
@@ -210,6 +214,57 @@ def test_a_checkpoint_that_finds_no_room(tmp_path: Path) -> None:
     assert steps(tmp_path) == [6, 2] and len(said) == 1
 
 
+def crowded(monkeypatch: pytest.MonkeyPatch, run_dir: Path, room: int) -> None:
+    """As on a disk with room for `room` checkpoints: a write raises ENOSPC while that many are there."""
+    unpatched = saving._write
+
+    def write(*arguments: Any) -> Any:
+        if len(steps(run_dir)) >= room:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return unpatched(*arguments)
+
+    monkeypatch.setattr(saving, "_write", write)
+
+
+def test_on_a_full_disk_older_checkpoints_make_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    run, best = Run(0), {"metric": "m", "value": 1.0, "step": 2}
+    with writing(tmp_path, said=said) as writer:
+        for step in (1, 2, 4):
+            writer.save(capture(run.modules, run.optimizer, step, {"best": best if step > 1 else None}))
+        crowded(monkeypatch, tmp_path, 3)
+        writer.save_in_background(state(run, 6))  # its own entry names no best, that of step 4 does
+        writer.wait()
+        assert steps(tmp_path) == [6, 4, 2] and len(said) == 1
+        assert said[0].startswith("no room for the checkpoint of step 6: deleted those of steps 1.")
+        crowded(monkeypatch, tmp_path, 1)
+        (folder(tmp_path, 6) / "state.json").unlink()
+        (folder(tmp_path, 4) / "state.json").unlink()
+        with raises(HardwareError, "step_00000008", "the newest is of step 2", "checkpoint.keep=1"):
+            writer.save(state(run, 8))
+        assert steps(tmp_path) == [2] and said[1].startswith("no room for the checkpoint of step 8: deleted those of")
+        (folder(tmp_path, 2) / "state.json").unlink()
+        with raises(HardwareError, "step_00000009"):
+            writer.save(state(run, 9))
+        assert steps(tmp_path) == [2] and len(said) == 2
+
+
+def test_a_rank_without_room_for_its_part_lets_rank_0_make_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+    run = Run(0)
+    for step in (1, 2):
+        write_checkpoint(tmp_path, state(run, step), keep=3)
+    crowded(monkeypatch, tmp_path, 2)
+    with writing(tmp_path, said=said) as writer:
+        for rank, left in ((1, [2, 1]), (0, [2])):
+            with raises(HardwareError, "step_00000003", "checkpoint.keep=1"):
+                writer.save(replace(state(run, 3), part=(rank, 2, "once")))
+            assert steps(tmp_path) == left
+    assert len(said) == 1 and [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step_00000002"]
+
+
 def test_a_checkpoint_never_knows_more_than_the_lines(tmp_path: Path) -> None:
     said: list[str] = []
     lines = LineFile(tmp_path / "lines", said.append)
@@ -246,6 +301,22 @@ def test_lines_that_find_no_room_come_later_and_whole(tmp_path: Path) -> None:
     assert path.read_text() == whole and said[-1] == f"{path} lacks its last 1 lines (File too large)"
 
 
+def test_a_deleted_file_of_lines_comes_again_with_all_its_lines(tmp_path: Path) -> None:
+    said: list[str] = []
+    path = tmp_path / "run" / "lines"
+    path.parent.mkdir()
+    lines = LineFile(path, said.append)
+    lines.write("first")
+    rmtree(path.parent)
+    lines.write("second")
+    assert said == [f"{path} takes no more lines (No such file or directory): they wait in memory"]
+    path.parent.mkdir()
+    lines.sync()
+    lines.write("third")
+    lines.close()
+    assert path.read_text() == "first\nsecond\nthird\n"
+
+
 @pytest.mark.parametrize("average", [False, True])
 @pytest.mark.parametrize("target", [False, True])
 def test_a_disk_is_refused_that_has_no_room_for_all_of_a_checkpoint(
@@ -260,10 +331,18 @@ def test_a_disk_is_refused_that_has_no_room_for_all_of_a_checkpoint(
     tensors = [t for part in saved.tensors.values() for name, t in part.items() if not name.endswith("/step")]
     needed = sum(t.nbytes for t in tensors)  # a moment's count of steps is four bytes
 
-    def check(free: int) -> None:
+    def check(free: int) -> list[str]:
         monkeypatch.setattr(saving, "free_bytes", lambda _: free)
-        refuse_full_disk(tmp_path, run.modules, run.optimizer, average, (copies[1] or {}).values(), 4000)
+        target = (copies[1] or {}).values()
+        return refuse_full_disk(tmp_path, run.modules, run.optimizer, average, target, 4000, keep=3)
 
-    check(needed)
+    assert check(4 * needed) == []
+    (line,) = check(4 * needed - 1)
+    assert "room for 3 checkpoints" in line and line.endswith("set checkpoint.keep=2")
+    (line,) = check(needed)
+    assert line.endswith("set checkpoint.keep=1")
+    for step in (1, 2, 3):
+        folder(tmp_path, step).mkdir(parents=True)
+    assert check(needed) == []
     with raises(HardwareError, f"{needed:,}", f"{needed - 1:,}", "run.dir"):
         check(needed - 1)

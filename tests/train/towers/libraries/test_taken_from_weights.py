@@ -239,6 +239,12 @@ def test_an_older_run_goes_on_with_gelu(tmp_path: Path, hub: Path) -> None:
     check_run(again)
     assert recorded_activation(again) is Activation.model
     check_run(configured(*words, "objective.temperature=0.07"))
+    open_run(again)
+    with raises(ConfigError, "objective.temperature: 0.07 there, 0.1 now") as changed:
+        check_run(configured(*words, "objective.temperature=0.1"))
+    assert "from_weights" not in str(changed.value)
+    with raises(ConfigError, "from_weights: [temperature,init_bias] there, [init_bias] now"):  # the default, typed
+        check_run(configured(*words, "objective.temperature=0.07"))
     assert run_folder(configured(*WEIGHTS)) == run_folder(configured(*WEIGHTS, "from_weights=[]"))
 
 
