@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 from harness import Jobs, ids_of_steps
-from helpers.cli import ROOT, Commands
+from helpers.cli import ROOT, Commands, free_port
 from helpers.shards import write_pairs
 from helpers.tiny_runs import QUIET, losses, refused, state
 from test_signals import CONNECTED, has_socket
@@ -120,9 +120,8 @@ def test_the_first_machine_is_not_found(jobs: Jobs) -> None:
 
 
 def test_the_second_machine_does_not_come(jobs: Jobs) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = str(free.getsockname()[1])
-    place = {"NNODES": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    port = free_port()
+    place = {"NNODES": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     outcome = jobs.launch(1, {"dist.start_timeout": 12}, **place).ends(within=120)
     assert outcome.codes == [4] and not outcome.orphans, outcome
     own, others = socket.gethostname(), f"the other machines (NNODES=2) at 127.0.0.1:{port}"
@@ -132,9 +131,8 @@ def test_the_second_machine_does_not_come(jobs: Jobs) -> None:
 
 
 def test_each_of_two_machines_says_how_it_ended(jobs: Jobs) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = str(free.getsockname()[1])
-    place = {"NNODES": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    port = free_port()
+    place = {"NNODES": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     first, second = (jobs.launch(1, {"steps": 5000, "data.workers": 1}, **place) for _ in range(2))
     first.reaches(2)
     os.kill(second.script.pid, SIGTERM)

@@ -45,7 +45,7 @@ def explain_errors(problem: str, advice: str = "") -> Iterator[None]:
         if misfit := _misfit(str(error)):
             raise ConfigError(f"{problem}: {misfit}. Give whole weights of the same model") from error
         if "Weights only load failed" in str(error):  # torch.load, whose message has escape codes and several lines
-            named, *_ = re.findall(r"GLOBAL (\S+) was not", str(error)) or ["another object"]
+            named, *_ = re.findall(r"GLOBAL (\S+)", str(error)) or ["another object"]
             raise ConfigError(
                 f"{problem}: the file holds {named} beside weights, which is never unpickled. Save its state_dict "
                 "alone, as .safetensors or by torch.save"
