@@ -20,9 +20,8 @@ from dyad.data.question_passage.passages import Passage
 from dyad.train.distributed.devices import cuda_usable
 from dyad.train.towers import models
 
-PassageLike: TypeAlias = (
-    str | tuple[str | None, str] | Mapping[str, Any]
-)  # text; (title, text); {"text": …, "title": …}
+# text; (title, text); {"text": …, "title": …}
+PassageLike: TypeAlias = str | tuple[str | None, str] | Mapping[str, Any]
 OnError: TypeAlias = Literal["stop", "skip"]  # what an image that cannot be read does
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp")
 USES: Mapping[type[models.TwoTowerModel], tuple[str, str]] = {  # what a model takes, and the methods that take it

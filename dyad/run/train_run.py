@@ -105,9 +105,9 @@ def train_run(world: World, config: TrainConfig) -> None:
         cut = replace(encoder, width=config.eval.width)
         ledger = stack.enter_context(Ledger(folder if world.rank == 0 else None, schedule.first_step, log))
         monitor = run.build_monitor(ledger, log)
-        keep, keep_every = config.checkpoint.keep, config.checkpoint.keep_every
-        saving = folder, keep, before_save, schedule, log, keep_every, run_state.write_running
-        writer = stack.enter_context(CheckpointWriter(*saving))
+        keep, keep_every, after_save = config.checkpoint.keep, config.checkpoint.keep_every, run_state.write_running
+        writer = CheckpointWriter(folder, keep, before_save, schedule, log, keep_every, after_save)
+        stack.enter_context(writer)
         best = run.build_best(writer, log)
 
         def may_be_last(step: int) -> bool:
