@@ -6,9 +6,9 @@
     scores = model.similarity(model.encode_image(["frog.jpg"]), model.encode_text(["a frog", "a toad"]))
     hits = model.search(model.index("my_pictures"), "a frog", k=5)
 
-The names in __all__ are the public interface; what they need is imported when a name is first used. In a checkout
-`train`, `data`, `eval` and `configs` are links to the folders at the top of the repository. The installed wheel holds
-the folders themselves.
+The names in __all__ are the public interface; what they need is imported when a name is first used: help(dyad.load) and
+help(dyad.Model) begin with the most used ones. In a checkout `train`, `data`, `eval` and `configs` are links to the
+folders at the top of the repository. The installed wheel holds the folders themselves.
 """
 
 from importlib import import_module
@@ -16,11 +16,12 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from dyad.data.base.errors import ConfigError, DataError
-    from dyad.model import Hit, Index, Model, evaluate, load
+    from dyad.evaluate_model import evaluate
+    from dyad.model import Hit, Index, Model, load
     from dyad.train.losses import OBJECTIVES, build_objective
     from dyad.training_batches import Batch, batches
 
-MODULES = ("dyad.data.base.errors", "dyad.train.losses", "dyad.model", "dyad.training_batches")  # the lightest first
+MODULES = ("dyad.data.base.errors", "dyad.train.losses", "dyad.model", "dyad.evaluate_model", "dyad.training_batches")
 __all__ = ["OBJECTIVES", "Batch", "ConfigError", "DataError", "Hit", "Index", "Model", "batches", "build_objective"]
 __all__ += ["evaluate", "load"]
 

@@ -29,14 +29,11 @@ from dyad.data.question_passage.dataset import TextInputs
 from dyad.data.question_passage.passages import Passage, Question
 from dyad.data.shards.shards import open_shards
 from dyad.data.shards.sources import parse_sources
-from dyad.eval.config import EvalCommand
 from dyad.eval.encode.embeddings import encode_corpus, identity_of
 from dyad.eval.encode.encoder import Encoder
 from dyad.eval.search.index_spec import Spec
 from dyad.evaluation.load_model import find_model, settings_of
 from dyad.evaluation.load_run import LoadedModel
-from dyad.evaluation.main import with_eval_options
-from dyad.evaluation.suite import build_evaluators, check_suite
 from dyad.index import Hit, Index
 from dyad.inputs import OnError, PassageLike
 from dyad.recommend import Recommender, build_recommender
@@ -185,6 +182,16 @@ class Model:
         rows = readable(images) if on_error == "skip" else range(len(images))
         keys = [images.key(i) for i in rows]
         return Index(keys, self._encode("x", SomeImages(images, rows), None), self.identity, spec)
+
+    def index_text(self, texts: str | Iterable[str], *, spec: str = "Flat") -> Index:
+        """Embed n captions or class prompts as `encode_text` does, and return an Index of these texts for `search`.
+
+        With an image as the query, `search` then finds its best captions. spec: as in `index`. Raises ConfigError for
+        an invalid argument.
+        """
+        Spec.parsed(spec)
+        given = inputs.texts_of(texts)
+        return Index(given, self.encode_text(given), self.identity, spec)
 
     @overload
     def search(
@@ -376,23 +383,3 @@ def load(
     world = World(device=device)
     encoder = replace(Encoder.of(config, representation(found.model), world), width=width)
     return Model(replace(found, config=config), encoder)
-
-
-def evaluate(
-    model: Model, suite: str | Sequence[str] = (), *, val: str | None = None, captions: str | Sequence[str] = ()
-) -> dict[str, dict[str, float]]:
-    """Evaluate a model; return data set → {metric: value}, as `python -m eval` computes it.
-
-    The data sets are those of `suite` and `val`; those that the model's run evaluated on are not used. Embeddings are
-    cut to the width that `load` was given, else to eval.width of the run. suite: one or several entries of eval.suite,
-    such as "zero_shot:task.json" or "beir:FOLDER@dev"; the name of its results is the last part of its path, but "val"
-    becomes "val-2". val: shards or files of questions, as data.val; the name of its results is "val". captions: the
-    field or fields of shards that hold the captions, as data.captions; (): those of the run. Raises ConfigError for an
-    invalid entry and if there is no data set, DataError for damaged data.
-    """
-    entries, fields = inputs.entries_of(suite, "suite"), inputs.entries_of(captions, "captions")
-    config = with_eval_options(model.config, EvalCommand(suite=entries, val=val, captions=fields or None))
-    check_suite(config)
-    evaluators = build_evaluators(config, model.loaded.model)
-    encoder = replace(Encoder.of(config, model.loaded.model, model.encoder.world), width=config.eval.width)
-    return {e.name.removeprefix("eval/"): e.report(encoder).metrics for e in evaluators}

@@ -17,13 +17,16 @@ def start(module: str) -> None:
     """Import `module` and run its function `main`; for an error, print a message and exit with its exit code.
 
     Sets up the process as `run` (dyad/process.py) and `leave_working_folder` do. With a Python version that Dyad does
-    not support, or if a package is not installed, it prints one line and exits with 2.
+    not support, in a working folder that was deleted, or if a package is not installed, it prints one line and exits
+    with 2.
     """
     if not OLDEST <= sys.version_info[:2] <= NEWEST:
         found, oldest, newest = (".".join(map(str, v)) for v in (sys.version_info[:3], OLDEST, NEWEST))
-        text = f"Dyad needs Python {oldest} to {newest}; {sys.executable} is {found}. {_advice()}"
-        print(f"error: {text}", file=sys.stderr)
-        sys.exit(2)
+        _refuse(f"Dyad needs Python {oldest} to {newest}; {sys.executable} is {found}. {_advice()}")
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        _refuse('the working folder was deleted: change to a folder that exists, as by cd "$PWD"')
     leave_working_folder()
     from dyad.data.base.errors import ConfigError
     from dyad.process import run
@@ -57,6 +60,11 @@ def _is_safe(folder: str) -> bool:
     """Return whether `folder` may stay in sys.path: it is not the working folder, or it is one of OURS."""
     real = os.path.realpath(folder)
     return real in OURS or (folder != "" and real != os.path.realpath(os.curdir))
+
+
+def _refuse(text: str) -> None:
+    print(f"error: {text}", file=sys.stderr)
+    sys.exit(2)
 
 
 def _advice() -> str:

@@ -174,6 +174,17 @@ def test_images_are_found_by_words_and_by_images(run: Path, images: Path, tmp_pa
     assert model.search(of_shards, [files[7]], k=1)[0][0].score == pytest.approx(1, abs=1e-5)
 
 
+def test_captions_are_found_by_an_image_and_by_words(run: Path, texts: Path, images: Path) -> None:
+    model, captions = dyad.load(run, "cpu"), [emoji.label for emoji in distinct_emoji(40)]
+    index = model.index_text(captions)
+    scores = model.similarity(model.encode_image(images / "7.webp"), model.encode_text(captions))[0]
+    hits = model.search(index, images / "7.webp", k=3)
+    assert [hit.item for hit in hits] == [captions[i] for i in np.argsort(-scores)[:3]]
+    assert model.search(index, captions[5], k=1)[0].item == captions[5]
+    with raises(ConfigError, "takes questions and passages only"):
+        dyad.load(texts, "cpu").index_text("a frog")
+
+
 def test_passages_are_found(texts: Path, beir: Path) -> None:
     model = dyad.load(str(texts), "cpu")
     index = model.index(str(beir))

@@ -52,6 +52,15 @@ def test_the_script_and_what_it_starts_leave_it(tmp_path: Path) -> None:
         assert done.stdout.split() == ["7", "7"], done
 
 
+def test_it_was_deleted(tmp_path: Path) -> None:
+    code = (
+        f"import os, sys; os.rmdir(os.getcwd()); sys.path.append({str(ROOT)!r}); import dyad.start as s; s.start('x')"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 2 and done.stderr.startswith("error: the working folder was deleted"), done
+    assert done.stderr.count("\n") == 1
+
+
 def test_the_checkout_stays_importable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     monkeypatch.setattr(sys, "path", ["", str(ROOT), str(ROOT / "tests")])
