@@ -41,8 +41,7 @@ def run(main: Callable[[], None]) -> None:
         main()
         sys.stdout.flush()
     except UserError as error:
-        if str(error) and not error.printed_elsewhere:
-            _say(f"error: {printable(str(error))}")
+        print_error(error)
         exit_with(int(error.exit_code), error.everywhere)
     except KeyboardInterrupt:
         exit_with(130)
@@ -54,6 +53,12 @@ def run(main: Callable[[], None]) -> None:
             exit_with(ExitCode.DATA)
         _say(printable(traceback.format_exc()).rstrip("\n"))
         exit_with(ExitCode.BUG)
+
+
+def print_error(error: UserError) -> None:
+    """Print the message of `error` on stderr, unless it is empty or another process prints it."""
+    if str(error) and not error.printed_elsewhere:
+        _say(f"error: {printable(str(error))}")
 
 
 def _skip_last_collections() -> None:

@@ -8,9 +8,11 @@ from __future__ import annotations
 import os
 import shlex
 import sys
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from dyad.data.base.errors import printable
+from dyad.data.base.errors import ExitCode, Preempted, UserError, exit_with, printable
+from dyad.process import print_error
 from dyad.run.checks import check_sweep
 from dyad.train.distributed.signals import STARTUP
 
@@ -41,16 +43,38 @@ def main() -> None:
         return
     if not line.sweep:
         return train_or_plan(configs[0])
-    say = print if _is_rank_0() else lambda _: None
     varied = [printable(shlex.join(a for a in own if a not in line.words)) for own in runs]
-    for done, config in enumerate(configs):
-        say(f"-m: {varied[done]}")
+    train_each(dict(zip(varied, configs, strict=True)))
+
+
+def train_each(runs: Mapping[str, TrainConfig]) -> None:
+    """Train the runs of a sweep one after the other; a run that fails does not stop the others.
+
+    runs: what differs in a run, as its arguments → its configuration. Every rank must call it. Exits with the code of
+    the first run that failed, if any did. Raises Preempted, an error that is no UserError, and one of a single rank of
+    several, whose process group is then aborted; a line says which runs were not begun.
+    """
+    say = print if _is_rank_0() else lambda _: None
+    failed: dict[str, ExitCode] = {}
+
+    def outcome(done: int) -> str:
+        return f"-m: {done - len(failed)} of {len(runs)} runs done" + (f"; failed: {'; '.join(failed)}" * bool(failed))
+
+    for number, (varied, config) in enumerate(runs.items()):
+        say(f"-m: {varied}")
         try:
             train_or_plan(config)
-        except Exception:
-            left = "; ".join(varied[done + 1 :]) or "none"
-            say(f"-m: {done} of {len(configs)} runs done; ended early: {varied[done]}; not begun: {left}")
+        except Exception as error:
+            together = os.environ.get("WORLD_SIZE", "1") == "1" or getattr(error, "everywhere", False)
+            if isinstance(error, UserError) and not isinstance(error, Preempted) and together:
+                print_error(error)
+                failed[varied] = error.exit_code
+                continue
+            say(f"{outcome(number)}; ended early: {varied}; not begun: {'; '.join([*runs][number + 1 :]) or 'none'}")
             raise
+    if failed:
+        say(outcome(len(runs)))
+        exit_with(next(iter(failed.values())), everywhere=True)
 
 
 def train_or_plan(config: TrainConfig) -> None:

@@ -38,7 +38,7 @@ plan.on plan.gpus plan.gpu plan.mfu plan.network plan.dry_run""".split()
 CLOSING = """\
 Braces: the shell and Hydra both want them quoted, so write   'data.train="shards/{00..99}.tar"'
 Lists:  eval.suite=[retrieval:a.tar,zero_shot:task.json]      Nothing: key=null
-Several runs, one after the other: -m optim.lr=1e-3,2e-3 seed=0,1
+Several runs, one after the other: -m optim.lr=1e-3,2e-3 seed=0,1      One that fails does not stop the others.
   two at a time: python -m train -m … --cfg runs | xargs -r -L1 -P2 python -m train
   jobs of SLURM: python -m train -m … --cfg runs | xargs -r -L1 sbatch --gpus-per-node=8 launch/slurm.sbatch
 A recipe of your own: experiment=my/recipe.yaml; my/model/tiny.yaml beside it is model=tiny. Your code: plugins=[module]

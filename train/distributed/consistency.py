@@ -36,7 +36,7 @@ def check_same_config(world: World, facts: Mapping[str, object]) -> None:
         f"{list_ranks(minority)} of {world.size} started with {name}={values[minority[0]][:60]}, rank {other} with "
         f"{values[other][:60]}{more}: give all ranks the same command, code and data"
     )
-    raise _on_all_ranks(world, ConfigError(message))
+    raise on_all_ranks(world, ConfigError(message))
 
 
 def check_same_weights(world: World, named: Mapping[str, Tensor], step: int, shards: int = 1) -> None:
@@ -73,7 +73,7 @@ def check_same_weights(world: World, named: Mapping[str, Tensor], step: int, sha
     )
     error = HardwareError(message)
     error.ranks = minority
-    raise _on_all_ranks(world, error)
+    raise on_all_ranks(world, error)
 
 
 def bit_sum(tensor: Tensor) -> Tensor:
@@ -109,7 +109,7 @@ def code_digest() -> str:
     return digest.hexdigest()[:16]
 
 
-def _on_all_ranks(world: World, error: UserError) -> UserError:
+def on_all_ranks(world: World, error: UserError) -> UserError:
     """Set error.everywhere = True, which says that every rank raises this error, and return `error`.
 
     A rank does not report such an error to the other ranks. On ranks other than 0 the message of the error is removed,

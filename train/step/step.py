@@ -15,6 +15,7 @@ from torch import Tensor
 from dyad.data.base.errors import UserError
 from dyad.data.batch import Batch
 from dyad.train.config import Precision
+from dyad.train.distributed.consistency import on_all_ranks
 from dyad.train.distributed.data_parallel import average_now, no_gradient_sync, wrap_towers_of_terms
 from dyad.train.distributed.devices import chosen_precision
 from dyad.train.distributed.sharded_tensors import local, split_sharded, total_norm
@@ -121,7 +122,7 @@ class TrainStep:
         if self.skip_reason:
             on_skip(batch, step + 1, self.skip_reason, scalars)
         if self._skipped_in_a_row >= self._config.optim.max_skipped:
-            raise UserError(f"step {step + 1}: {self._skip_message(scalars)}")
+            raise on_all_ranks(self.world, UserError(f"step {step + 1}: {self._skip_message(scalars)}"))
         self.stage = f"after step {step + 1}"
         return self.scalars
 
