@@ -92,9 +92,10 @@ def files_of(value: str | Sequence[Any], key: str, suffixes: Sequence[str], tabl
 def unweighted_files(
     value: str | Sequence[Any], key: str, suffixes: Sequence[str], why: str, tables: Tables = lambda path: ()
 ) -> list[str]:
-    """Return the paths of the files of all sources that `value` names. Raises ConfigError for a sampling weight (path@2).
+    """Return the paths of the files of all sources that `value` names, none of which may have a sampling weight.
 
-    why: the end of the message about a weight. Other arguments and errors as of `parse_sources`.
+    Raises ConfigError for a weight (path@2), with a message that ends in `why`. Other arguments and errors as of
+    `parse_sources`.
     """
     sources = parse_sources(value, key, suffixes, tables)
     if any(source.weight != 1 for source in sources):
