@@ -335,8 +335,7 @@ class Model:
     def _texts(self, texts: Sequence[Question | Passage], options: QuestionConfig | PassageConfig) -> TextInputs:
         if not isinstance(self.loaded.model, TextPairModel):
             raise inputs.unsupported_input_error(self.loaded.model, self.classes)
-        lengths = np.array([len(f"{getattr(text, 'title', '')}{text.text}".encode()) for text in texts], np.int64)
-        return TextInputs(texts.__getitem__, lengths, self.tokenize, options)
+        return TextInputs.of(texts, self.tokenize, options)
 
     def _encode(self, side: Literal["x", "y"], items: Items, normalize: bool | None) -> np.ndarray:
         if not len(items):
