@@ -161,13 +161,13 @@ def open_foreign(path: Path | str, largest: int | None = None, folder: Path | No
     return os.fdopen(foreign_descriptor(path, largest, folder), "rb")
 
 
-def checked_path(path: Path | str, largest: int | None = None, folder: Path | None = None) -> str:
+def checked_path(path: Path | str, folder: Path | None = None) -> str:
     """Check an untrusted file, which another user may have made, and return its path as text.
 
     A library that opens files itself then gets the path; between check and opening the file could still be changed.
     Arguments and errors as of `foreign_descriptor`.
     """
-    os.close(foreign_descriptor(path, largest, folder))
+    os.close(foreign_descriptor(path, folder=folder))
     return str(path)
 
 
