@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from dyad.data.base.errors import BadRow, ConfigError, DataError, nearest
+from dyad.data.base.errors import BadRow, ConfigError, DataError, nearest, sound
 from dyad.data.base.json_text import SURROGATE
 from dyad.data.config import SequenceConfig
 from dyad.data.shards.content_keys import Int64s
@@ -132,8 +132,7 @@ def _events(
     check_columns(path, config)
     for where, row in open_table(path).rows():
         try:
-            if isinstance(row, BadRow):
-                raise row
+            row = sound(row)
             time = 0.0 if config.time is None else _time(row.get(config.time), config.time)
             yield _id(row.get(config.user), config.user), _id(row.get(config.item), config.item), time
         except BadRow as bad:
