@@ -22,7 +22,7 @@ import torch
 from dyad import inputs
 from dyad.data.base.errors import ConfigError, nearest
 from dyad.data.config import PassageConfig, QuestionConfig
-from dyad.data.image_text.in_memory import GivenImages, ImageInput, SomeImages, readable
+from dyad.data.image_text.in_memory import GivenImages, ImageInput, readable
 from dyad.data.image_text.items import Captions, Images, Items
 from dyad.data.question_passage.corpus import open_corpus
 from dyad.data.question_passage.dataset import TextInputs
@@ -184,7 +184,7 @@ class Model:
             images = Images(open_shards(parse_sources(path, "items")), self._images.image, self.config.data)
         rows = readable(images) if on_error == "skip" else range(len(images))
         keys = [images.key(i) for i in rows]
-        return Index(keys, self._encode("x", SomeImages(images, rows), None), self.identity, spec)
+        return Index(keys, self._encode("x", images.chosen(rows), None), self.identity, spec)
 
     @overload
     def search(
