@@ -22,7 +22,7 @@ import torch
 from dyad import inputs
 from dyad.data.base.errors import ConfigError, nearest
 from dyad.data.config import PassageConfig, QuestionConfig
-from dyad.data.image_text.in_memory import GivenImages, ImageInput, SomeImages, readable
+from dyad.data.image_text.in_memory import GivenImages, ImageInput, readable
 from dyad.data.image_text.items import Captions, Images, Items
 from dyad.data.question_passage.corpus import open_corpus
 from dyad.data.question_passage.dataset import TextInputs
@@ -181,7 +181,7 @@ class Model:
             images = Images(open_shards(parse_sources(path, "items")), self._images.image, self.config.data)
         rows = readable(images) if on_error == "skip" else range(len(images))
         keys = [images.key(i) for i in rows]
-        return Index(keys, self._encode("x", SomeImages(images, rows), None), self.identity, spec)
+        return Index(keys, self._encode("x", images.chosen(rows), None), self.identity, spec)
 
     def index_text(self, texts: str | Iterable[str], *, spec: str = "Flat") -> Index:
         """Embed n captions or class prompts as `encode_text` does, and return an Index of these texts for `search`.
@@ -342,8 +342,7 @@ class Model:
     def _texts(self, texts: Sequence[Question | Passage], options: QuestionConfig | PassageConfig) -> TextInputs:
         if not isinstance(self.loaded.model, TextPairModel):
             raise inputs.unsupported_input_error(self.loaded.model, self.classes)
-        lengths = np.array([len(f"{getattr(text, 'title', '')}{text.text}".encode()) for text in texts], np.int64)
-        return TextInputs(texts.__getitem__, lengths, self.tokenize, options)
+        return TextInputs.of(texts, self.tokenize, options)
 
     def _encode(self, side: Literal["x", "y"], items: Items, normalize: bool | None) -> np.ndarray:
         if not len(items):

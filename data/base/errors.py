@@ -8,10 +8,11 @@ from collections.abc import Iterable, Sequence
 from enum import IntEnum
 from itertools import islice
 from pathlib import Path
-from typing import NoReturn
+from typing import NoReturn, TypeVar
 
 from dyad.data.base.secrets import without_credentials
 
+T = TypeVar("T")
 CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")  # characters, and half surrogate pairs
 
 
@@ -77,6 +78,13 @@ class BadRow(Exception):
 class BadFormat(BadRow):
     """Raised for a row without the fields that are read, or with others. Most rows of its file are then bad alike, so
     where the first row is, messages do not advise to leave out bad rows."""
+
+
+def sound(row: T | BadRow) -> T:
+    """Return `row`, what a reader of a file yields for a row; raise it if it is a BadRow."""
+    if isinstance(row, BadRow):
+        raise row
+    return row
 
 
 class HardwareError(UserError):

@@ -18,7 +18,7 @@ from pathlib import Path
 from threading import RLock
 from typing import Any, BinaryIO
 
-from dyad.data.base.errors import HardwareError
+from dyad.data.base.errors import ConfigError, HardwareError
 
 NAMED = 8  # damaged lines that a message names
 SETTLED = 60.0  # seconds without a change, after which an unlocked temporary file counts as left by a dead process
@@ -161,13 +161,13 @@ def open_foreign(path: Path | str, largest: int | None = None, folder: Path | No
     return os.fdopen(foreign_descriptor(path, largest, folder), "rb")
 
 
-def checked_path(path: Path | str, largest: int | None = None, folder: Path | None = None) -> str:
+def checked_path(path: Path | str, folder: Path | None = None) -> str:
     """Check an untrusted file, which another user may have made, and return its path as text.
 
     A library that opens files itself then gets the path; between check and opening the file could still be changed.
     Arguments and errors as of `foreign_descriptor`.
     """
-    os.close(foreign_descriptor(path, largest, folder))
+    os.close(foreign_descriptor(path, folder=folder))
     return str(path)
 
 
@@ -226,6 +226,18 @@ def write_errors(folder: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise HardwareError(f"{error.filename or folder} cannot be written: {error.strerror or error}") from error
+
+
+@contextmanager
+def setting_errors(setting: str) -> Iterator[None]:
+    """Context manager that raises ConfigError ("SETTING cannot be written: …") in place of an OSError of the block.
+
+    setting: a key=value of the user that names what the block writes, such as out=FOLDER.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise ConfigError(f"{setting} cannot be written: {error.strerror or error}") from error
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -2,6 +2,7 @@
 
 import operator
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import fields, is_dataclass
 from typing import Any, cast
 
@@ -22,6 +23,14 @@ def whole_number(name: str, value: Any) -> int:
     if type(value) is not int or not 0 <= value <= MOST:
         raise ValueError(f"{name} is {value!r:.40}, no whole number from 0 to {MOST:,}")
     return value
+
+
+def number_in(value: Any) -> int | float | None:
+    """Return `value`, read from an untrusted file, if it is a number (no bool); the number in a text; else None."""
+    if isinstance(value, str):
+        with suppress(ValueError):
+            return float(value)
+    return value if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
 def check_limits(config: Any, prefix: str = "") -> None:

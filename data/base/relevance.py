@@ -1,9 +1,9 @@
 """Read the relevance of a positive pair: the weight in (0, 1] with which the pair counts in a loss."""
 
-from contextlib import suppress
 from typing import Any
 
 from dyad.data.base.errors import BadRow
+from dyad.data.base.limits import number_in
 
 SMALLEST = 2.0**-126  # the smallest normal number of float32: a smaller weight could become 0
 
@@ -29,10 +29,7 @@ def relevance_of(value: Any, where: str) -> float:
     value: a number, or text that holds one. where: the name of the field or column, for the message. Raises BadRow for
     a value that is no number, and for a number above 1 or below SMALLEST.
     """
-    number = value
-    if isinstance(value, str):
-        with suppress(ValueError):
-            number = float(value)
-    if isinstance(number, bool) or not isinstance(number, int | float) or not SMALLEST <= number <= 1:
+    number = number_in(value)
+    if number is None or not SMALLEST <= number <= 1:
         raise BadRow("no relevance", f"{where} is {value!r:.80}, and must be a number above 0 and at most 1")
     return float(number)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import repeat
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -26,29 +26,6 @@ from dyad.data.shards.shards import open_shards
 Draws = Iterable[tuple[int, float]]  # (content key, probability that it is drawn when the row is) of a row's items
 
 
-class ItemRows(Protocol):
-    """Interface of the rows of training data, whose items are counted.
-
-    manifest: the files of the data, as a run records them. weights: expected number of times that an epoch has each
-    row. draws(i): (content key, probability) of each item that may be drawn as a positive when row i is drawn; empty
-    for a bad row. bad: error messages of the bad rows that `draws` has met, which training would replace. text(i, key):
-    the text of an item of row i, to print. others(): yields sequences of content keys of items that may be candidates
-    without being drawn as positives, such as negatives.
-    """
-
-    @property
-    def manifest(self) -> Manifest: ...
-
-    weights: Sequence[float]
-    bad: list[str]
-
-    def draws(self, i: int) -> Draws: ...
-
-    def text(self, i: int, key: int) -> str: ...
-
-    def others(self) -> Iterator[Sequence[int] | Int64s]: ...
-
-
 @dataclass(frozen=True)
 class ItemCounts:
     """The n items of one side of training data.
@@ -62,7 +39,7 @@ class ItemCounts:
     rows_n: Int64s
 
 
-def open_items(arguments: Sequence[str], options: WeightsOptions) -> ItemRows:
+def open_items(arguments: Sequence[str], options: WeightsOptions) -> "ItemRows":
     """Open the training data that the arguments name, in the syntax of data.train, as rows of items to count.
 
     Raises ConfigError for data that cannot be counted, such as passages alone, and DataError for damaged data.
@@ -73,7 +50,7 @@ def open_items(arguments: Sequence[str], options: WeightsOptions) -> ItemRows:
     return QuestionItems(arguments, options) if kind is InputKind.questions else ImageItems(arguments, options)
 
 
-def count_items(rows: ItemRows, with_others: bool) -> ItemCounts:
+def count_items(rows: "ItemRows", with_others: bool) -> ItemCounts:
     """Count the items of all rows, in one pass that shows its progress.
 
     with_others: whether the items of rows.others() are included, with the count 0 if they are never a positive. Takes
@@ -101,28 +78,31 @@ def data_config(options: WeightsOptions) -> DataConfig:
 
 
 class QuestionItems:
-    """The rows of files of questions as ItemRows. A bad row raises DataError; `bad` stays empty.
+    """The rows of files of questions, whose items are counted: the questions if options.side is x, else the passages.
 
-    Items are the questions if options.side is x, else the passages. The constructor raises ConfigError and DataError as
+    manifest: the files of the data, as a run records them. weights: expected number of times that an epoch has each
+    row. bad: empty, because a bad row raises DataError. The constructor raises ConfigError and DataError as
     `open_questions` does.
     """
 
     def __init__(self, arguments: Sequence[str], options: WeightsOptions) -> None:
         self._rows: QuestionRows = open_questions(arguments, data_config(options), "SOURCE")
         self._side, self._drawn = options.side, options.positives
-        corpus, self.bad = self._rows.corpus, []
-        self.manifest = {"data.train": self._rows.files}
+        corpus, self.bad = self._rows.corpus, list[str]()
+        self.manifest: Manifest = {"data.train": self._rows.files}
         if options.corpus and corpus:
             self.manifest["data.passage.corpus"] = file_entries(corpus.rows.shards.indexes)
         self.weights = weights_of_rows(self._rows.sizes, self._rows.weights)
 
     def draws(self, i: int) -> Draws:
+        """Return (content key, probability) of each item that may be drawn as a positive when row i is drawn."""
         if self._side is Side.x:
             return [(self._rows.question(i).key, 1.0)]
         row = self._rows.row(i)
         return [(key, draws) for key, draws in zip(row.positives.keys, row.draws(self._drawn), strict=True) if draws]
 
     def text(self, i: int, key: int) -> str:
+        """Return the text of the item of row i with the content key `key`, to print."""
         row = self._rows.row(i)
         if self._side is Side.x:
             return row.question.text
@@ -130,6 +110,7 @@ class QuestionItems:
         return f"{passage.title} {passage.text}".strip()
 
     def others(self) -> Iterator[Sequence[int] | Int64s]:
+        """Yield sequences of content keys of items that may be candidates without being drawn, such as negatives."""
         if self._side is Side.x:
             return
         for row in map(self._rows.row, range(len(self._rows))):
@@ -138,10 +119,12 @@ class QuestionItems:
 
 
 class ImageItems:
-    """The samples of shards as ItemRows. Items are the images if options.side is x, else the captions.
+    """The samples of shards, with the methods of QuestionItems. Items are the images if options.side is x, else the
+    captions.
 
-    `draws` raises DataError when more bad samples were met than the default of data.bad_share allows. The constructor
-    raises ConfigError as `require_images` does, and errors as `open_shards` does.
+    bad: error messages of the bad samples that `draws` has met, which training would replace; for these `draws` returns
+    nothing. It raises DataError when they are more than the default of data.bad_share allows. The constructor raises
+    ConfigError as `require_images` does, and errors as `open_shards` does.
     """
 
     def __init__(self, arguments: Sequence[str], options: WeightsOptions) -> None:
@@ -179,3 +162,6 @@ class ImageItems:
 
     def others(self) -> Iterator[Sequence[int] | Int64s]:
         return iter(())
+
+
+ItemRows = QuestionItems | ImageItems

@@ -19,7 +19,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from dyad.data.base.errors import ConfigError, DataError
-from dyad.data.base.files import open_foreign, whole_file
+from dyad.data.base.files import open_foreign, setting_errors, whole_file
 from dyad.data.base.parallel import parallel_map
 from dyad.data.base.progress import print_line, progress, tracked
 from dyad.data.build.questions import open_built_of
@@ -98,10 +98,8 @@ class Builder:
         self._questions, self.corpus = open_built_of(source, options)
         corpus = self.corpus
         passages = tracked((corpus[i] for i in range(len(corpus))), "BM25 index", len(corpus))
-        try:
+        with setting_errors(f"index={folder}"):
             folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise ConfigError(f"index={folder} cannot be written: {error.strerror or error}") from error
         self._bm25 = open_bm25((f"{each.title} {each.text}" for each in passages), folder, corpus.fingerprint)
         own = [str(getattr(options, name)) for name in DECIDE]
         self.identity = json_digest([FORMAT, self._questions.fingerprint, corpus.fingerprint, version("bm25s"), *own])

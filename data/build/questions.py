@@ -3,7 +3,7 @@ or both."""
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from dyad.data.base.errors import ConfigError
 from dyad.data.cli.inputs import InputKind, recognised
@@ -19,24 +19,11 @@ from dyad.data.shards.storage import sha256_of
 from dyad.data.tables.prepare import prepared_tables
 
 
-class Questions(Protocol):
-    """Interface of questions that are read by number; `row` raises DataError for a damaged one.
-
-    A row may have right passages. fingerprint: a hash of the data.
-    """
-
-    fingerprint: str
-
-    def __len__(self) -> int: ...
-
-    def row(self, i: int, /) -> QuestionRow: ...
-
-
 class TableQuestions:
     """The questions of a DPR table (question and answers, tab-separated), without passages. path: the file of the
     table.
 
-    All are kept in memory. The constructor raises DataError for a damaged row.
+    fingerprint: a hash of the data. All are kept in memory. The constructor raises DataError for a damaged row.
     """
 
     def __init__(self, path: str) -> None:
@@ -52,7 +39,8 @@ class TableQuestions:
 
 
 class AnsweredQuestions:
-    """The questions of rows that have answers and no passages. answers: the field with the answers of a row."""
+    """The questions of rows that have answers and no passages; `row` raises DataError for a damaged one. fingerprint: a
+    hash of the data. answers: the field with the answers of a row."""
 
     def __init__(self, rows: Rows, answers: str) -> None:
         self.fingerprint, self._rows, self._answers = rows.fingerprint, rows, answers
@@ -62,6 +50,9 @@ class AnsweredQuestions:
 
     def row(self, i: int) -> QuestionRow:
         return QuestionRow(self._rows.read(i, lambda fields: answered_of(fields, self._answers)), InlinePassages())
+
+
+Questions = TableQuestions | AnsweredQuestions | QuestionRows
 
 
 def open_built_of(source: str, options: NegativesOptions) -> tuple[Questions, Corpus]:

@@ -5,7 +5,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from dyad.data.base.errors import ConfigError
-from dyad.data.base.files import hold_lock, is_held, remove
+from dyad.data.base.files import hold_lock, is_held, remove, setting_errors
 
 
 @contextmanager
@@ -17,7 +17,7 @@ def unfinished(out: Path) -> Iterator[Path]:
     process works on the same file, and in place of an OSError of the block.
     """
     folder = out.with_name(f".{out.name}.build")
-    try:
+    with setting_errors(f"out={out}"):
         folder.mkdir(exist_ok=True)
         if is_held(folder):
             raise ConfigError(f"out={out}: another process is building it")
@@ -28,8 +28,6 @@ def unfinished(out: Path) -> Iterator[Path]:
             finally:
                 with suppress(OSError):  # the folder has work in it, or was deleted
                     folder.rmdir()
-    except OSError as error:
-        raise ConfigError(f"out={out} cannot be written: {error.strerror or error}") from error
 
 
 def lines_done(path: Path, identity: str) -> int:

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from dyad.data.base.errors import ConfigError, DataError
+from dyad.data.base.files import setting_errors
 from dyad.data.base.progress import print_line
 from dyad.data.build.items import ItemCounts, ItemRows, count_items, open_items
 from dyad.data.cli.options import ImageTask, WeightsOptions
@@ -40,10 +41,8 @@ def run(arguments: Sequence[str], options: WeightsOptions) -> None:
     tau = options.temperature
     facts = {"data": summary(rows.manifest), "side": options.side.value, "power": options.power, "add": options.add}
     name, values_n = (LOG_Q, log_q_n) if tau is None else (ZETA, -tau * log_q_n)
-    try:
+    with setting_errors(f"out={out}"):
         write_log_weights(LogWeights(str(out), name, items.keys_n, values_n, facts))
-    except OSError as error:
-        raise ConfigError(f"out={out} cannot be written: {error.strerror or error}") from error
     for line in (*describe(rows, items, log_q_n, options), *_uses(out, name)):
         print_line(line)
 

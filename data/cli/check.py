@@ -7,7 +7,6 @@ command: a sample without it is bad. For questions and passages, every row is re
 
 from __future__ import annotations
 
-import os
 import shlex
 from array import array
 from collections import Counter
@@ -38,7 +37,7 @@ from dyad.data.shards.scan_tar import unread_images
 from dyad.data.shards.shards import Shards
 from dyad.data.shards.sources import ShardSource
 from dyad.data.shards.storage import shard_sha256
-from dyad.data.tables.folders import count_suffixes
+from dyad.data.tables.folders import unread_in
 from dyad.data.tables.image_table import image_table
 
 BLOCK = 512  # samples per task
@@ -242,7 +241,7 @@ def _unread(values: Sequence[str], options: CheckOptions, indexes: Sequence[Shar
         if line := unread_images(Counter(index.ignored)):
             yield f"{index.path}: {line}"
     for folder in (table.path for table in inputs.tables_and_files(values, options, "SOURCE")[0]):
-        if os.path.isdir(folder) and (line := unread_images(count_suffixes(folder))):
+        if line := unread_in(folder):
             yield f"{folder}: {line}"
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from dyad.data.base.errors import BadRow, ConfigError
+from dyad.data.base.errors import ConfigError, sound
 from dyad.data.cli.inputs import InputQuestions, UnreadFields, open_input, open_passages
 from dyad.data.cli.options import PackOptions, Target
 from dyad.data.cli.outputs import Tally, checked_new_folder, file_names, index_new, new_folder, question_command
@@ -113,8 +113,7 @@ def _write(questions: InputQuestions, folder: Path, options: PackOptions, report
         write = stack.enter_context(row_writer(folder, options, written))
         for where, row in questions.rows:
             with tally.row(where):
-                if isinstance(row, BadRow):
-                    raise row
+                row = sound(row)
                 lists = [getattr(row, name) for name in LISTS]
                 if corpus and target in BY_ID:
                     corpus.add(p for passages in lists if isinstance(passages, InlinePassages) for p in passages)
@@ -154,9 +153,7 @@ def convert_passages(source: str, options: PackOptions) -> None:
         with written_ids(folder) as written, corpus_writer(folder, target, written, None, report.dropped) as corpus:
             for where, passage in open_passages(source, "INPUT", unread, options):
                 with report.tally.row(where):
-                    if isinstance(passage, BadRow):
-                        raise passage
-                    report.joined["passages with an equal one before them"] += not corpus.add([passage])
+                    report.joined["passages with an equal one before them"] += not corpus.add([sound(passage)])
             report.written["passages"] = corpus.count
         report.tally.check_any(source)
         index_new(folder)

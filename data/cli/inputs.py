@@ -27,7 +27,7 @@ from dyad.data.shards.rows import SUFFIXES, Rows
 from dyad.data.shards.scan_tar import IMAGES, Problem, Scan, stream_tar
 from dyad.data.shards.shards import Shards
 from dyad.data.shards.sources import PACKED, SHARDS, ShardSource, files_of, local_path, parse_sources, written_sources
-from dyad.data.shards.storage import open_buffered, shard_name
+from dyad.data.shards.storage import open_buffered, shard_name, suffix_of
 from dyad.data.tables.folders import ALWAYS, tables_of
 from dyad.data.tables.image_table import TableOptions, image_column
 from dyad.data.tables.prepare import named_texts, prepared_tables
@@ -196,7 +196,7 @@ def require_images(sources: Sequence[str], options: TableKeys, key: str) -> None
         )
     top = "If the first line is a row, put a line of column names on top, such as question<TAB>positive."
     advice = {".tsv": top, ".jsonl": "Pairs of an image and its caption are checked when they are packed."}
-    if not tables and (suffix := os.path.splitext(shard_name(file := _first_of(files)))[1]) in advice:
+    if not tables and (suffix := suffix_of(file := _first_of(files))) in advice:
         with suppress(OSError):
             if fields := first_row(open_table(file)):
                 passages = f"; passages: text, and one of {', '.join(PASSAGE_IDS)}. {advice[suffix]}"
@@ -205,7 +205,7 @@ def require_images(sources: Sequence[str], options: TableKeys, key: str) -> None
 
 def _kind_of_file(file: str) -> tuple[InputKind | None, str]:
     """Return the kind of data in a file, by its suffix and first rows, and the evidence, as `recognised` does."""
-    suffix = os.path.splitext(shard_name(file))[1]
+    suffix = suffix_of(file)
     if suffix == ".tar":
         with open_buffered(file) as stream:
             members = {name for _, found in islice(stream_tar(stream, Scan()), LOOKED_AT) for name in found}

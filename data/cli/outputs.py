@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from dyad.data.base.errors import BadFormat, BadRow, ConfigError, DataError
-from dyad.data.base.files import remove_dead, whole_folder
+from dyad.data.base.files import remove_dead, setting_errors, whole_folder
 from dyad.data.base.progress import print_line
 from dyad.data.cli.options import ImageTask, OnError, ReadOptions, WriteOptions
 from dyad.data.config import CaptionPer, DataConfig
@@ -45,13 +45,11 @@ def new_folder(out: Path) -> Iterator[Path]:
     `out` must be missing or an empty folder. Raises ConfigError when the folder cannot be written, and in place of an
     OSError of the block.
     """
-    try:
+    with setting_errors(f"out={out}"):
         beside = out.resolve().parent / f".{out.name}.{os.getpid()}.partial"  # other processes may write `out` too
         remove_dead(beside.parent, f".{glob.escape(out.name)}.*.partial")
         with whole_folder(out, beside) as folder:
             yield folder
-    except OSError as error:
-        raise ConfigError(f"out={out} cannot be written: {error.strerror or error}") from error
 
 
 def checked_new_folder(folder: str | None) -> Path:

@@ -4,8 +4,6 @@ The shards have webdataset's format and keep the bytes of the images. Tar shards
 that training refuses are put in order or left out.
 """
 
-import os
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import partial
 
@@ -21,8 +19,8 @@ from dyad.data.cli.split import split_packed
 from dyad.data.cli.tars import MakeSample, Members, tar_samples
 from dyad.data.question_passage.fields import named
 from dyad.data.question_passage.formats import known_formats
-from dyad.data.shards.scan_tar import IMAGES, TEXTS, unread_images
-from dyad.data.tables.folders import count_suffixes
+from dyad.data.shards.scan_tar import IMAGES, TEXTS
+from dyad.data.tables.folders import unread_in
 from dyad.data.tables.image_table import ImageTable, image_table
 from dyad.data.tables.readers import Table
 
@@ -74,7 +72,7 @@ def pack_pairs(source: str, options: PackOptions) -> None:
     print(f"{samples:,} samples in {shards} shards ({megabytes:,.1f} MB) in {out}, indexed")
     if tally.skipped:
         print(tally)
-    if unread := unread_images(count_suffixes(source) if os.path.isdir(source) else Counter()):
+    if unread := unread_in(source):
         print_line(f"not read: {unread}")
     read = ReadOptions(caption_per=options.caption_per, task=options.task)
     if not any(set(TEXTS) & set(index.suffixes) for index in indexes):

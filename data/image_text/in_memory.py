@@ -3,7 +3,7 @@
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from os import PathLike
 from typing import TypeAlias
 
@@ -55,19 +55,9 @@ class GivenImages:
         """Return what names image i: its path, or its position if it has none."""
         return str(path) if isinstance(path := self.images[i], str | PathLike) else i
 
-
-@dataclass(frozen=True)
-class SomeImages:
-    """Some of `images` as inputs of an image tower. rows: their positions in `images`."""
-
-    images: GivenImages | Images
-    rows: Sequence[int]
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def block(self, start: int, stop: int) -> Tensor:
-        return evaluation_batch(map(self.images.decoded, self.rows[start:stop]), self.images.spec)
+    def chosen(self, rows: Sequence[int]) -> "GivenImages":
+        """Return the images at the positions `rows` as a list of inputs of its own."""
+        return replace(self, images=[self.images[i] for i in rows])
 
 
 def readable(images: GivenImages | Images) -> list[int]:

@@ -12,7 +12,7 @@ from dyad.data.image_text import transforms
 from dyad.data.image_text.dataset import Tokenize, image_spec, text_key
 from dyad.data.image_text.sample import ShardSample
 from dyad.data.image_text.transforms import ImageSpec
-from dyad.data.shards.content_keys import content_key
+from dyad.data.shards.content_keys import Int64s, content_key
 from dyad.data.shards.shards import Shards
 
 
@@ -52,6 +52,26 @@ class Images:
     def key(self, i: int) -> str:
         """Return the key of sample i as text: its name in a tar shard or a folder of images, its row in a table."""
         return self.shards.origin(i)[1]
+
+    def chosen(self, rows: Sequence[int] | Int64s) -> "ChosenImages":
+        """Return the images at the positions `rows` as a list of inputs of its own."""
+        return ChosenImages(self.shards, self.spec, self.config, rows)
+
+
+@dataclass(frozen=True)
+class ChosenImages(Images):
+    """Some of the images of shards: image i of this object is the image with the sample id rows[i]."""
+
+    rows: Sequence[int] | Int64s
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def decoded(self, i: int) -> Tensor:
+        return super().decoded(int(self.rows[i]))
+
+    def key(self, i: int) -> str:
+        return super().key(int(self.rows[i]))
 
 
 @runtime_checkable

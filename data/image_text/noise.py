@@ -22,7 +22,7 @@ from dyad.data.loading.sample_rng import Floats
 
 Cropped = tuple[Tensor, np.ndarray]  # an image before noise, uint8 (3, S, S); its DRAWS random numbers in [0, 1)
 RECOLOURS = [11, 10, 17, 19]  # indices of the draws that decide about colour jitter, grey, blur and solarise
-BRIGHTNESS, CONTRAST, SATURATION, HUE = range(4)  # the changes of a colour jitter
+HUE = 3  # index of the hue among the changes of a colour jitter: brightness, contrast, saturation, hue
 ORDERS = list(permutations(range(4)))
 LUMA = (0.299, 0.587, 0.114)  # ITU-R BT.601, as PIL's "L"
 # pixels that are changed together: their floats fit into a CPU's cache, and take at most 1 GB of a GPU's memory

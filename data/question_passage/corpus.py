@@ -11,14 +11,14 @@ from typing import Any
 
 import numpy as np
 
-from dyad.data.base.errors import BadRow, ConfigError, DataError
+from dyad.data.base.errors import BadRow, DataError
 from dyad.data.question_passage.fields import named
 from dyad.data.question_passage.formats import passage_of
 from dyad.data.question_passage.passages import InlinePassages, Passage
 from dyad.data.shards.content_keys import Int64s, hash_ids
 from dyad.data.shards.index_cache import cached_array
 from dyad.data.shards.rows import SUFFIXES, Rows, open_rows
-from dyad.data.shards.sources import Tables, local_path, parse_sources
+from dyad.data.shards.sources import Tables, local_path, unweighted_files
 from dyad.data.tables.image_table import TableOptions
 from dyad.data.tables.prepare import prepared_tables
 
@@ -49,10 +49,7 @@ def corpus_files(value: str | Sequence[str], key: str, tables: Tables) -> list[s
     """
     if isinstance(value, str) and (file := corpus_of(local_path(value))):
         return [file]
-    sources = parse_sources(value, key, SUFFIXES, tables)
-    if any(source.weight != 1 for source in sources):
-        raise ConfigError(f"{key}={value}: a corpus has no weights.")
-    return [file for source in sources for file in source.shards]
+    return unweighted_files(value, key, SUFFIXES, "a corpus has no weights.", tables)
 
 
 def corpus_of(folder: str) -> str | None:

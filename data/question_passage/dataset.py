@@ -14,6 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -226,6 +227,12 @@ class TextInputs:
     tokenize: TokenizeTexts
     config: PassageConfig | QuestionConfig
 
+    @staticmethod
+    def of(texts: Sequence[Any], tokenize: TokenizeTexts, config: PassageConfig | QuestionConfig) -> "TextInputs":
+        """Return n passages or questions in memory as inputs of a tower. Their lengths are bytes of title and text."""
+        lengths = [len(f"{getattr(text, 'title', '')}{text.text}".encode()) for text in texts]
+        return TextInputs(texts.__getitem__, np.array(lengths, np.int64), tokenize, config)
+
     def __len__(self) -> int:
         return len(self.lengths)
 
@@ -248,9 +255,3 @@ def passage_texts(corpus: Corpus, tokenize: TokenizeTexts, config: PassageConfig
     passages on access. tokenize: the tower's tokenizer. config: gives the prefix, the use of titles and the largest
     number of tokens."""
     return TextInputs(corpus.__getitem__, corpus.lengths, tokenize, config)
-
-
-def question_texts(questions: QuestionRows, tokenize: TokenizeTexts, config: QuestionConfig) -> TextInputs:
-    """Return the questions of all given rows as inputs of the question tower (encoder): a list that reads and tokenises
-    questions on access. tokenize: the tower's tokenizer. config: gives the prefix and the largest number of tokens."""
-    return TextInputs(questions.question, questions.lengths, tokenize, config)

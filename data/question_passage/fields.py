@@ -2,11 +2,11 @@
 
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from itertools import islice
 from typing import Any
 
 from dyad.data.base.errors import BadFormat, BadRow, nearest
+from dyad.data.base.limits import number_in
 
 Fields = Mapping[str, Any]
 NAMED = 20  # fields that a message lists
@@ -83,12 +83,9 @@ def required_value(fields: Fields, name: str, where: str, kind: str) -> Any:
 def finite(value: Any, where: str, most: float = sys.float_info.max) -> float:
     """Convert `value`, a number or the text of one, to a finite float. Raises BadRow of the kind "no score" for any
     other value and for an absolute value above `most`. where: location of the value, for the message."""
-    number = value
-    if isinstance(value, str):
-        with suppress(ValueError):
-            number = float(value)
+    number = number_in(value)
     # the comparison is also exact for whole numbers that are too large for a float, and False for NaN
-    if isinstance(number, bool) or not isinstance(number, int | float) or not abs(number) <= most:
+    if number is None or not abs(number) <= most:
         raise BadRow("no score", f"{where} is {value!r:.80}, no finite number")
     return float(number)
 

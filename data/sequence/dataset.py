@@ -43,8 +43,9 @@ class Sequences:
     @property
     def fingerprint(self) -> str:
         """A hash of the sequences of items, the windows, the ids and the contents of the items, as hexadecimal text."""
-        made_of = self.log.fingerprint, self.items.fingerprint, self.windows.starts, self.windows.stops, self.ahead
-        return hashlib.sha256(repr([*map(_digested, made_of)]).encode()).hexdigest()
+        windows = (content_key(bounds.tobytes()) for bounds in (self.windows.starts, self.windows.stops))
+        made_of = [self.log.fingerprint, self.items.fingerprint, *map(str, (*windows, self.ahead))]
+        return hashlib.sha256(repr(made_of).encode()).hexdigest()
 
     def __getitems__(self, positions: Sequence[tuple[int, int]]) -> Batch:
         """Return the batch of the windows at the given positions, each a pair (epoch, index of the window).
@@ -106,7 +107,3 @@ def catalogue_of(data: Sequences, paths: Sequence[str], tokenize: Any) -> Catalo
 
     mapped = cached_array([paths[0]], "sequence_items", paths[1:], [data.fingerprint], table)
     return Catalogue(mapped, lambda place, part: place, lambda places: data.items.inputs(np.array(places))[0], tokenize)
-
-
-def _digested(value: Any) -> str:
-    return f"{content_key(value.tobytes())}" if isinstance(value, np.ndarray) else str(value)

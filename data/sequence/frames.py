@@ -17,7 +17,7 @@ from dyad.data.base.errors import ConfigError, DataError
 from dyad.data.sequence.log import Log
 from dyad.data.shards.content_keys import Int64s
 from dyad.data.shards.manifest import FileEntry
-from dyad.data.shards.sources import parse_sources
+from dyad.data.shards.sources import unweighted_files
 from dyad.data.shards.storage import scheme_of, sha256_of
 
 SUFFIX = (".npy",)
@@ -26,10 +26,7 @@ SUFFIX = (".npy",)
 def frame_files(value: Any, key: str = "data.train") -> list[str]:
     """Return the paths of the .npy files that `value` names, in the syntax of data.train. key: the configuration key of
     `value`, for messages. Raises ConfigError if there is no file, for a sampling weight (path@2), and for a URL."""
-    sources = parse_sources(value, key, SUFFIX)
-    files = [file for source in sources for file in source.shards]
-    if any(source.weight != 1 for source in sources):
-        raise ConfigError(f"{key}={value}: the sequences of frames have no weights. Leave @ out")
+    files = unweighted_files(value, key, SUFFIX, "the sequences of frames have no weights. Leave @ out")
     if remote := next(filter(scheme_of, files), None):
         raise ConfigError(f"{key}={remote}: frames are read from files of this machine. Download them first")
     return files

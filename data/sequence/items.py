@@ -5,7 +5,6 @@ Letters in shapes: N items; k items to read; L tokens; S side of an image in pix
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -28,37 +27,9 @@ from dyad.data.tables.prepare import prepared_tables, table_options
 SHOWN = 3  # ids in a message
 
 
-class CatalogueItems(Protocol):
-    """Interface of N items of sequences, which are read by their numbers 0 … N − 1."""
-
-    @property
-    def names(self) -> Sequence[str]:
-        """The ids of the N items; empty if items are frames."""
-        ...
-
-    @property
-    def fingerprint(self) -> str:
-        """A hash of the content of the items; "" if they have no content beside their ids."""
-        ...
-
-    def __len__(self) -> int: ...
-
-    def shown(self, number: int) -> str:
-        """Return a readable text for an item: its text if it has one, else its id; of a frame its number."""
-        ...
-
-    def inputs(self, numbers_k: Int64s) -> tuple[Tensor, Lengths | None]:
-        """Return the tower inputs of the items with numbers numbers_k (k,), (k, …), and the number of tokens of each.
-
-        The latter is None if items are no texts or the tokenizer gives no lengths. Raises DataError for an item that
-        cannot be read.
-        """
-        ...
-
-
 @dataclass(frozen=True)
 class NamedItems:
-    """Base of N items that have ids. names: their ids."""
+    """Base of N items that have ids and are read by their numbers 0 … N − 1. names: their ids."""
 
     names: Sequence[str]
 
@@ -66,16 +37,23 @@ class NamedItems:
         return len(self.names)
 
     def shown(self, number: int) -> str:
+        """Return a readable text for an item: its text if it has one, else its id."""
         return self.names[number]
 
 
 @dataclass(frozen=True)
 class ItemNumbers(NamedItems):
-    """Items that have ids only. The tower input of an item is its number, its index in `names`: int64 (k,)."""
+    """Items that have ids only. The tower input of an item is its number, its index in `names`: int64 (k,).
+    fingerprint: a hash of the content of the items, "" as they have none beside their ids."""
 
     fingerprint: str = ""
 
     def inputs(self, numbers_k: Int64s) -> tuple[Tensor, Lengths | None]:
+        """Return the tower inputs of the items with numbers numbers_k (k,), (k, …), and the number of tokens of each.
+
+        The latter is None if items are no texts or the tokenizer gives no lengths. Raises DataError for an item that
+        cannot be read.
+        """
         return torch.from_numpy(numbers_k), None
 
 
@@ -126,7 +104,7 @@ class ItemImages(NamedItems):
 @dataclass(frozen=True)
 class ItemFrames:
     """Items that are frames (feature vectors in arrays). Tower inputs are float32 (k, F). The number of an item is the
-    number of its frame."""
+    number of its frame; `names` is empty, as frames have no ids."""
 
     frames: Frames
 
@@ -146,6 +124,9 @@ class ItemFrames:
 
     def inputs(self, numbers_k: Int64s) -> tuple[Tensor, Lengths | None]:
         return torch.from_numpy(self.frames.read(numbers_k)), None
+
+
+CatalogueItems = ItemNumbers | ItemTexts | ItemImages | ItemFrames
 
 
 def item_keys(names: Sequence[str]) -> Int64s:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from dyad.data.base.errors import BadRow, ConfigError, DataError, nearest
+from dyad.data.base.errors import BadRow, ConfigError, DataError, nearest, sound
 from dyad.data.base.json_text import read_json
 from dyad.data.config import DataConfig, ItemKind
 from dyad.data.image_text.items import LabelledSet
@@ -72,8 +72,7 @@ def _classes_of_users(log: Log, paths: Sequence[str], user: str, label: str) -> 
     for path in paths:
         for where, row in open_table(path).rows():
             try:
-                if isinstance(row, BadRow):
-                    raise row
+                row = sound(row)
                 own = label_of(row, label)
                 if own != (first := classes.setdefault(str(row[user]), own)):
                     raise BadRow("two classes", f"{label} of '{row[user]!s:.80}' is '{own:.80}', before '{first:.80}'")

@@ -17,12 +17,12 @@ from typing import Any
 
 import numpy as np
 
-from dyad.data.base.errors import BadRow, ConfigError, DataError, nearest
+from dyad.data.base.errors import BadRow, ConfigError, DataError, nearest, sound
 from dyad.data.base.json_text import SURROGATE
 from dyad.data.config import SequenceConfig
 from dyad.data.shards.content_keys import Int64s
 from dyad.data.shards.manifest import FileEntry
-from dyad.data.shards.sources import parse_sources
+from dyad.data.shards.sources import unweighted_files
 from dyad.data.shards.storage import scheme_of, sha256_of
 from dyad.data.tables.readers import OPENERS, open_table
 
@@ -59,10 +59,7 @@ class Log:
 def log_files(value: Any, key: str = "data.train") -> list[str]:
     """Return the paths of the tables that `value` names, in the syntax of data.train. key: the configuration key of
     `value`, for messages. Raises ConfigError if there is none, for a sampling weight (path@2), and for a URL."""
-    sources = parse_sources(value, key, LOGS)
-    files = [file for source in sources for file in source.shards]
-    if any(source.weight != 1 for source in sources):
-        raise ConfigError(f"{key}={value}: the sequences of a log have no weights. Leave @ out")
+    files = unweighted_files(value, key, LOGS, "the sequences of a log have no weights. Leave @ out")
     if remote := next(filter(scheme_of, files), None):
         raise ConfigError(f"{key}={remote}: a log is read from a file of this machine. Download it first")
     return files
@@ -135,8 +132,7 @@ def _events(
     check_columns(path, config)
     for where, row in open_table(path).rows():
         try:
-            if isinstance(row, BadRow):
-                raise row
+            row = sound(row)
             time = 0.0 if config.time is None else _time(row.get(config.time), config.time)
             yield _id(row.get(config.user), config.user), _id(row.get(config.item), config.item), time
         except BadRow as bad:
@@ -156,21 +152,13 @@ def _time(value: Any, column: str) -> float:
     seconds since 1970 (UTC if no time zone is given). Raises BadRow for any other value."""
     try:
         text = value.isoformat() if isinstance(value, date) else value  # a datetime is a date too
-        if isinstance(text, str) and not _is_number(text):
-            found = datetime.fromisoformat(text)
-        else:
+        try:
             number = float(text)
-            if isinstance(text, bool) or not math.isfinite(number):
-                raise ValueError
-            return number
-        return (found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp()
+        except ValueError:
+            found = datetime.fromisoformat(text)
+            return (found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp()
+        if isinstance(text, bool) or not math.isfinite(number):
+            raise ValueError
+        return number
     except (TypeError, ValueError, OverflowError) as error:
         raise BadRow("no time", f"{column} is {value!r:.80}, neither a number nor ISO 8601") from error
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True

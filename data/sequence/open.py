@@ -10,11 +10,10 @@ from dyad.data.sequence.items import CatalogueItems, ItemFrames, ItemNumbers, im
 from dyad.data.sequence.log import Log, read_log
 
 
-def open_log(value: Any, config: DataConfig, known: Sequence[str] = ()) -> Log:
-    """Read the log of events that `value` names, in the syntax of data.train. Not for frames. known: ids of items that
-    get the numbers 0, 1, …, before the others. Raises ConfigError as `sequence_files` does, and DataError, naming the
-    row, for an event without valid values."""
-    return read_log(sequence_files(value, config), config.sequence, known)
+def open_log(config: DataConfig) -> Log:
+    """Read the log of events in data.train. Not for frames. Raises ConfigError as `sequence_files` does, and DataError,
+    naming the row, for an event without valid values."""
+    return read_log(sequence_files(config.train, config), config.sequence)
 
 
 def items_of(names: Sequence[str], config: DataConfig, model: Any) -> CatalogueItems:
@@ -36,7 +35,7 @@ def open_sequences(config: DataConfig, model: Any) -> tuple[Log, CatalogueItems]
     if config.items is ItemKind.frames:
         frames = Frames(frame_files(config.train))
         return frames.as_log(), ItemFrames(frames)
-    log = open_log(config.train, config)
+    log = open_log(config)
     return log, items_of(log.items, config, model)
 
 
@@ -47,7 +46,7 @@ def known_ids(config: DataConfig, exported: Sequence[str], inputs: int | None) -
     inputs: how many of the ids in the training log are returned, the first ones: as many as the model has embeddings;
     None: all. Raises ConfigError and DataError as `open_log` does.
     """
-    return exported or open_log(config.train, config).items[:inputs]
+    return exported or open_log(config).items[:inputs]
 
 
 def input_size(config: DataConfig) -> int:
@@ -58,4 +57,4 @@ def input_size(config: DataConfig) -> int:
     """
     if config.items is ItemKind.frames:
         return Frames(frame_files(config.train)).width
-    return len(open_log(config.train, config).items)
+    return len(open_log(config).items)

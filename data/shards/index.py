@@ -9,7 +9,6 @@ the index (see index_cache.py). An index without a valid seal is made anew.
 """
 
 import hashlib
-import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, fields, replace
@@ -26,7 +25,7 @@ from dyad.data.shards.content_keys import json_digest
 from dyad.data.shards.index_cache import cache_folders, read_cached, write_cached
 from dyad.data.shards.scan_rows import RowScan, scan_array, scan_lines, scan_table
 from dyad.data.shards.scan_tar import MAX_BYTES, Problem, Scan, scan_tar
-from dyad.data.shards.storage import Stat, open_buffered, read_errors, shard_name, stat
+from dyad.data.shards.storage import Stat, open_buffered, read_errors, shard_name, stat, suffix_of
 from dyad.data.shards.text_files import BUFFER, skip_mark
 
 FORMAT = 2
@@ -190,7 +189,7 @@ def scan_stream(stream: "BufferedReader[Any]", path: str) -> Scan | RowScan:
     stream: the bytes of the shard, at their start. path: path of the shard; its suffix determines the format, and other
     suffixes than those of rows mean a tar. Raises DataError for a text file that is not UTF-8.
     """
-    scan_rows = ROW_SCANS.get(_suffix(path))
+    scan_rows = ROW_SCANS.get(suffix_of(path))
     return scan_rows(stream, skip_mark(stream, path)) if scan_rows else scan_tar(stream)
 
 
@@ -208,10 +207,6 @@ def _scan(path: str, found: Stat) -> ShardIndex:
 
 
 # ---- storing -------------------------------------------------------------------------------------------------------
-
-
-def _suffix(path: str) -> str:
-    return os.path.splitext(shard_name(path))[1]
 
 
 def _load(path: str, found: Stat) -> ShardIndex | None:

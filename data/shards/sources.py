@@ -89,6 +89,20 @@ def files_of(value: str | Sequence[Any], key: str, suffixes: Sequence[str], tabl
     return [file for source in parse_sources(value, key, suffixes, tables) for file in source.shards]
 
 
+def unweighted_files(
+    value: str | Sequence[Any], key: str, suffixes: Sequence[str], why: str, tables: Tables = lambda path: ()
+) -> list[str]:
+    """Return the paths of the files of all sources that `value` names, none of which may have a sampling weight.
+
+    Raises ConfigError for a weight (path@2), with a message that ends in `why`. Other arguments and errors as of
+    `parse_sources`.
+    """
+    sources = parse_sources(value, key, suffixes, tables)
+    if any(source.weight != 1 for source in sources):
+        raise ConfigError(f"{key}={value}: {why}")
+    return [file for source in sources for file in source.shards]
+
+
 def refuse_prefixes(written: Iterable[WrittenSource], key: str) -> None:
     """Raise ConfigError, naming the configuration key `key`, if a source has a question or passage prefix."""
     if named := [source.path for source in written if source.digest("")]:

@@ -60,6 +60,11 @@ def shard_name(path: str) -> str:
     return os.path.basename(urlsplit(path).path if scheme_of(path) else path)
 
 
+def suffix_of(path: str) -> str:
+    """Return the suffix of a path or URL with its dot, such as ".tar", without the query string."""
+    return os.path.splitext(shard_name(path))[1]
+
+
 def filesystem(url: str) -> tuple["AbstractFileSystem", str]:
     """Return fsspec's file system for a URL, and the URL's path in it. The URL must have one of SCHEMES.
 

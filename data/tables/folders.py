@@ -11,7 +11,7 @@ from unicodedata import normalize
 
 from dyad.data.base.errors import BadRow, ConfigError
 from dyad.data.base.files import leads_inside
-from dyad.data.shards.scan_tar import IMAGES, MAX_BYTES
+from dyad.data.shards.scan_tar import IMAGES, MAX_BYTES, unread_images
 from dyad.data.shards.sources import LISTED_SCHEMES
 from dyad.data.shards.storage import list_remote, scheme_of, shard_name
 from dyad.data.shards.text_files import decoded
@@ -157,10 +157,10 @@ def _image_folder(folder: str) -> Table:
     return Table(folder, columns, partial(_rows, root, columns), folder, files)
 
 
-def count_suffixes(folder: str) -> Counter[str]:
-    """Count the files in a folder and all folders below, by suffix (lower case, without the dot). Hidden files count;
-    hidden folders are left out."""
-    return Counter(_suffix(path.name) for path in _walk(folder))
+def unread_in(path: str) -> str:
+    """Return a text for a message with the number of images in a folder and all folders below that are not read, by
+    format; "" if there are none, and if `path` is no folder. Hidden files count; hidden folders are left out."""
+    return unread_images(Counter(_suffix(file.name) for file in _walk(path))) if os.path.isdir(path) else ""
 
 
 def _walk(folder: str | Path) -> Iterator[Path]:

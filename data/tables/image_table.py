@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 from unicodedata import normalize
 
-from dyad.data.base.errors import BadRow, ConfigError, DataError, nearest
+from dyad.data.base.errors import BadRow, ConfigError, DataError, nearest, sound
 from dyad.data.base.files import open_foreign
 from dyad.data.config import CaptionPer, DataConfig
 from dyad.data.image_text.captions import captions_in
@@ -111,8 +111,7 @@ class ImageTable:
         image that `read_header` refuses, for a member that is too long, and as `encoded`, `captions` and `json_bytes`
         do.
         """
-        if isinstance(fields, BadRow):
-            raise fields
+        fields = sound(fields)
         encoded, name = self.encoded(fields)
         try:
             suffix = read_header(encoded, self.options.max_pixels).suffix

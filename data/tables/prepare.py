@@ -16,14 +16,13 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, BinaryIO, TypeVar
 
-from dyad.data.base.errors import BadRow, ConfigError, DataError
+from dyad.data.base.errors import BadRow, ConfigError, DataError, sound
 from dyad.data.base.progress import EVERY, print_line
 from dyad.data.config import DataConfig
 from dyad.data.shards.index_cache import read_cached, write_entry
-from dyad.data.shards.scan_tar import unread_images
 from dyad.data.shards.sources import Tables
 from dyad.data.shards.storage import shard_name, stat
-from dyad.data.tables.folders import count_suffixes, tables_of
+from dyad.data.tables.folders import tables_of, unread_in
 from dyad.data.tables.image_table import ImageTable, TableOptions, image_table, json_bytes
 from dyad.data.tables.readers import Fields, Row, Table
 
@@ -122,7 +121,7 @@ def _prepared(table: Table, options: TableOptions, check_row: CheckRow) -> str:
     file = str(write_entry(table.path, name, ".jsonl" if images is None else ".tar", facts, write))
     size, seconds = os.path.getsize(file) / 1e6, time.monotonic() - began
     print_line(f"{table.path} was converted once, in {seconds:.0f} s, and is read from {file} ({size:,.1f} MB)")
-    if os.path.isdir(table.path) and (unread := unread_images(count_suffixes(table.path))):
+    if unread := unread_in(table.path):
         print_line(f"not read of {table.path}: {unread}")
     return file
 
@@ -164,9 +163,7 @@ def _converted(
 
 def _line(options: TableOptions, check_row: CheckRow, fields: Row) -> bytes:
     """Return a row of texts as a line of JSON. Raises BadRow for a row that cannot be used."""
-    if isinstance(fields, BadRow):
-        raise fields
-    named = named_texts(fields, options)
+    named = named_texts(sound(fields), options)
     check_row(named)
     return json_bytes(named) + b"\n"
 

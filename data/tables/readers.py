@@ -16,7 +16,7 @@ from dyad.data.base.errors import BadRow, ConfigError, DataError, first_line
 from dyad.data.base.json_text import parse_json
 from dyad.data.shards.scan_rows import ID_TRIPLES, header
 from dyad.data.shards.scan_tar import MAX_BYTES
-from dyad.data.shards.storage import open_buffered, shard_name
+from dyad.data.shards.storage import open_buffered, shard_name, suffix_of
 from dyad.data.shards.text_files import open_text
 
 COLUMNAR = (".parquet", ".arrow", ".feather")
@@ -60,7 +60,7 @@ def open_table(path: str) -> Table:
     Raises DataError for a table that cannot be read or has two columns of one name; ConfigError for a missing file or
     storage driver, and for triples of ids without a file of questions.
     """
-    columns, rows = OPENERS[os.path.splitext(shard_name(path))[1]](path)
+    columns, rows = OPENERS[suffix_of(path)](path)
     if twice := next((name for name, count in Counter(columns).items() if name and count > 1), None):
         raise DataError(f"{path}: several columns are named {twice!r:.80}: which one is meant? Rename the others")
     folder = None if "://" in path else os.path.dirname(path)
@@ -200,9 +200,7 @@ def _columnar(path: str) -> Opened:
     try:
         schema = next(_batches(path))
     except (pa.ArrowException, OSError, ValueError) as error:  # names of columns that are not UTF-8
-        raise DataError(
-            f"{path} cannot be read as {os.path.splitext(shard_name(path))[1]}: {first_line(error)}"
-        ) from error
+        raise DataError(f"{path} cannot be read as {suffix_of(path)}: {first_line(error)}") from error
     labels = _class_labels(schema)
 
     def rows() -> TableRows:

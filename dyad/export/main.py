@@ -13,7 +13,7 @@ from omegaconf import MISSING
 
 from dyad.data.base.command_line import command_options
 from dyad.data.base.errors import ConfigError, first_line
-from dyad.data.base.files import whole_folder, write_json
+from dyad.data.base.files import setting_errors, whole_folder, write_json
 from dyad.data.base.secrets import without_credentials
 from dyad.data.config import described
 
@@ -167,7 +167,7 @@ def export(library: "Library", source: "ExportSource", out: Path) -> float:
     from dyad.train.towers.libraries.calibration import SETTINGS
 
     out = out.absolute()
-    try:
+    with setting_errors(f"out={out}"):
         chosen = licence_of_earlier_export(out)
         with whole_folder(out, replace=True) as temporary:
             library.write(temporary, source)
@@ -181,8 +181,6 @@ def export(library: "Library", source: "ExportSource", out: Path) -> float:
             text = card(library, source, distance, chosen)
             (temporary / CARD).write_text(text, encoding="utf-8")
             write_json(temporary / SETTINGS, settings_of(source.config, source.calibration) | {"card": digest(text)})
-    except OSError as error:
-        raise ConfigError(f"out={out} cannot be written: {error.strerror or error}") from error
     return distance
 
 

@@ -17,7 +17,6 @@ Shape letters: N items, D embedding width, S items in a window.
 import hashlib
 import json
 import os
-import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -31,7 +30,7 @@ from torch import Tensor, nn
 
 from dyad.data.base.arrays import map_array
 from dyad.data.base.errors import ConfigError, DataError
-from dyad.data.base.files import sync, whole_file, write_errors, write_json
+from dyad.data.base.files import free_bytes, sync, whole_file, write_errors, write_json
 from dyad.data.base.json_text import read_json
 from dyad.data.base.progress import print_line, progress
 from dyad.eval.encode.encoder import Encoder, check_finite, one_embedding_per_key
@@ -312,8 +311,7 @@ class _Folder:
         path, rows, nbytes = self.folder / VECTORS, self.settings["items"], vectors[0].nbytes
         with write_errors(self.folder):
             if start == 0:
-                free = shutil.disk_usage(self.folder).free
-                if free < rows * nbytes:
+                if (free := free_bytes(self.folder)) < rows * nbytes:
                     raise ConfigError(f"{self.folder}: the embeddings need {rows * nbytes:,} bytes, {free:,} are free")
                 np.lib.format.open_memmap(path, "w+", vectors.dtype, (rows, vectors.shape[1]))  # header and length
             with path.open("r+b") as file:  # through a memory map, a full disk would end the process with SIGBUS

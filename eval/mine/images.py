@@ -25,9 +25,10 @@ from dyad.data.base.files import whole_file
 from dyad.data.base.progress import tracked
 from dyad.data.config import DataConfig
 from dyad.data.image_text.dataset import Tokenize, caption_draws, text_key
+from dyad.data.image_text.in_memory import GivenImages
 from dyad.data.image_text.items import Images
 from dyad.data.image_text.sample import ShardSample
-from dyad.data.image_text.transforms import ImageSpec, evaluation_batch
+from dyad.data.image_text.transforms import evaluation_batch
 from dyad.data.question_passage.corpus import Corpus, open_corpus
 from dyad.data.shards.content_keys import Int64s, content_key, key_name
 from dyad.data.shards.shards import Shards
@@ -115,7 +116,7 @@ class ImageInputs:
         embeddings_nD: the embeddings of the images by `encode`, (n, D). Only images with about the embedding of a black
         one are decoded, and no more of them once ENOUGH could be: a tower that has collapsed embeds all images alike.
         """
-        black_D = encode("x", BlackImage(self.images.spec))[0]
+        black_D = encode("x", GivenImages([BLACK], self.images.spec, max_pixels=1))[0]
         most = SAME * np.linalg.norm(black_D)
         found, near = list[int](), 0
         for start in range(0, len(self), WINDOW):
@@ -132,19 +133,6 @@ class ImageInputs:
             return self.images.decoded(int(self.samples[row]))
         except SampleError:
             return None
-
-
-@dataclass(frozen=True)
-class BlackImage:
-    """One black image as inputs of a tower (Items)."""
-
-    spec: ImageSpec
-
-    def __len__(self) -> int:
-        return 1
-
-    def block(self, start: int, stop: int) -> Tensor:
-        return evaluation_batch([BLACK], self.spec)
 
 
 @dataclass(frozen=True)

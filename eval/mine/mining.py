@@ -73,18 +73,13 @@ class LabelledQuery:
     texts: frozenset[int] = frozenset()
 
 
-def none_unreadable(encode: Encoder, embeddings_nD: np.ndarray) -> Int64s:
-    """Return no index: `Side.unreadable` of inputs that can all be read."""
-    return np.empty(0, np.int64)
-
-
 class Side(NamedTuple):
     """Queries or items as inputs of a tower.
 
     tower: the tower that encodes them. inputs: the queries or items, read on request. ids: (start, stop) → ids of the
     inputs start … stop − 1. fingerprint: digest of their contents. read_as: the options by which they are prepared for
     the tower, as text. unreadable: (encoder, embeddings (n, D) of the inputs) → indices of the inputs that cannot be
-    read, whose embeddings mean nothing.
+    read, whose embeddings mean nothing; by default all can be read.
     """
 
     tower: Literal["x", "y"]
@@ -92,7 +87,7 @@ class Side(NamedTuple):
     ids: Ids
     fingerprint: str
     read_as: str
-    unreadable: Callable[[Encoder, np.ndarray], Int64s] = none_unreadable
+    unreadable: Callable[[Encoder, np.ndarray], Int64s] = lambda encode, embeddings_nD: np.empty(0, np.int64)
 
 
 class MiningData(Protocol):

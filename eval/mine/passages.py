@@ -9,7 +9,7 @@ import numpy as np
 
 from dyad.data.config import DataConfig, Title
 from dyad.data.question_passage.corpus import Corpus
-from dyad.data.question_passage.dataset import TokenizeTexts, passage_texts, question_texts
+from dyad.data.question_passage.dataset import TextInputs, TokenizeTexts, passage_texts
 from dyad.data.question_passage.questions import QuestionRows
 from dyad.data.shards.content_keys import Int64s, content_key
 from dyad.eval.metrics.matches import Labels, Matches, positions_with
@@ -43,7 +43,7 @@ class QuestionsAndPassages:
         def ids(start: int, stop: int) -> list[str]:
             return [self.questions.question(i).id for i in range(start, stop)]
 
-        asked = question_texts(self.questions, self.tokenize, self.config.question)
+        asked = TextInputs(self.questions.question, self.questions.lengths, self.tokenize, self.config.question)
         of_passages = self.questions.passage_config(self.config.passage)
         passages = passage_texts(self.corpus, self.tokenize, of_passages)
         return (

@@ -138,18 +138,10 @@ def confusion_matrix(confusion: Mapping[str, Any]) -> Markup:
         axes.set_xlabel("answered")
         axes.set_ylabel("true")
         axes.tick_params(length=0)
+        numbers: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": min(font, 110 / size)}
         for row, column in np.argwhere(shares >= 0.005) if size <= NUMBERED else []:
             share = shares[row, column]
-            colour = ON_FULL if share > LEGIBLE else INK
-            axes.text(
-                column,
-                row,
-                f"{share * 100:.0f}",
-                ha="center",
-                va="center",
-                color=colour,
-                fontsize=min(font, 110 / size),
-            )
+            axes.text(column, row, f"{share * 100:.0f}", color=ON_FULL if share > LEGIBLE else INK, **numbers)
         return _svg(figure, f"Confusion of {size} classes; the numbers are in the lists beside it")
 
 

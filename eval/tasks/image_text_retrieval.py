@@ -168,8 +168,7 @@ class Direction:
         Each case has the first items and some right items. Of queries with equal keys only the first is shown. All
         processes must call it together.
         """
-        first = np.unique(self.keys, return_index=True)[1]
-        first.sort()
+        first = np.sort(np.unique(self.keys, return_index=True)[1])
         found = self.ranked.ranking
         sure = np.abs(found.best - found.best_wrong)[first]
         chosen = choose(-found.rank[first], sure, self.groups[first].tolist(), examples)

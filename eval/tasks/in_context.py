@@ -84,8 +84,8 @@ class InContext(Evaluator):
         All processes must call it together.
         """
         questions, passages = self.data.prompts, [Passage(text) for text in self.examples]
-        x = TextInputs(questions.__getitem__, _lengths(questions), self.tokenize, self.config.question)
-        y = TextInputs(passages.__getitem__, _lengths(passages), self.tokenize, self.config.passage)
+        x = TextInputs.of(questions, self.tokenize, self.config.question)
+        y = TextInputs.of(passages, self.tokenize, self.config.passage)
         return Index(encode("y", y), world=encode.world).search(encode("x", x), 1).positions[:, 0]
 
     def _others(self) -> dict[str, Int64s]:
@@ -100,7 +100,3 @@ class InContext(Evaluator):
             found["bm25"] = np.array([positions[0] if len(positions) else NONE for _, positions in hits])
         drawn = np.random.default_rng(0).integers(len(self.examples), size=n)
         return {**found, "random": drawn, "no_prompt": np.full(n, NONE)}
-
-
-def _lengths(texts: Sequence[Any]) -> Int64s:
-    return np.array([len(text.text) for text in texts])

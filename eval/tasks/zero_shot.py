@@ -47,22 +47,6 @@ class ZeroShot(Classification):
         return np.stack([l2_normalised(part.mean(axis=0)) for part in np.split(embeddings, stops[:-1])])
 
 
-@dataclass(frozen=True)
-class ChosenImages(Images):
-    """Some of the images of shards: image i of this object is the image with the sample id chosen[i]. chosen: (k,)."""
-
-    chosen: np.ndarray
-
-    def __len__(self) -> int:
-        return len(self.chosen)
-
-    def decoded(self, i: int) -> Tensor:
-        return super().decoded(int(self.chosen[i]))
-
-    def key(self, i: int) -> str:
-        return super().key(int(self.chosen[i]))
-
-
 def keep_known_classes(data: LabelledSet, task: ZeroShotTask, where: str) -> LabelledSet:
     """Return the labelled images whose label is a class of `task`, with class names as labels (see `class_names`).
 
@@ -83,9 +67,7 @@ def keep_known_classes(data: LabelledSet, task: ZeroShotTask, where: str) -> Lab
         hint = 'leave them out with "others": "skip" in the task file' if len(chosen) else "numbers count from 0"
         raise DataError(f'{where}: {count}.{nearest(other, task.classes)} Mend "classes" or "label"; {hint}')
     print_once(f"{where}: {count}: left out")
-    images = cast(Images, data.items)
-    images = ChosenImages(images.shards, images.spec, images.config, chosen)
-    return LabelledSet(images, [labels[i] for i in chosen], data.keys[chosen])
+    return LabelledSet(cast(Images, data.items).chosen(chosen), [labels[i] for i in chosen], data.keys[chosen])
 
 
 def l2_normalised(vectors: np.ndarray) -> np.ndarray:

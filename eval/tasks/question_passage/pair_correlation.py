@@ -62,5 +62,4 @@ class PairCorrelation(Evaluator):
         encode: function from inputs of one tower to their embeddings. config: how the texts are made.
         """
         _, first, number = np.unique([text.key for text in texts], return_index=True, return_inverse=True)
-        lengths = np.array([len(texts[i].text.encode()) for i in first])
-        return encode(TextInputs([texts[i] for i in first].__getitem__, lengths, self.tokenize, config))[number]
+        return encode(TextInputs.of([texts[i] for i in first], self.tokenize, config))[number]

@@ -48,9 +48,8 @@ def open_pairs(target: Any, config: DataConfig, key: str) -> ScoredPairSet:
     scores = [passage.teacher for _, passage in pairs]
     if len({*scores}) < 2:
         raise DataError(f"{key}={target!s:.200}: needs pairs with two different scores; there are {len(pairs)} pairs")
-    return ScoredPairSet(
-        [question for question, _ in pairs], [passage for _, passage in pairs], np.array(scores, np.float64)
-    )
+    questions, passages = zip(*pairs, strict=True)
+    return ScoredPairSet(questions, passages, np.array(scores, np.float64))
 
 
 def equal_sides(config: DataConfig) -> tuple[QuestionConfig, PassageConfig]:

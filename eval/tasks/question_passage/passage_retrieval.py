@@ -138,8 +138,7 @@ class PassageRetrieval(Evaluator):
         system: name of the encoder, "model" or "untrained". All processes must call it together.
         """
         index = self.side.index(system, encode)
-        lengths = np.array([len(question.text.encode()) for question in self.data.questions])
-        queries = encode("x", TextInputs(self.data.questions.__getitem__, lengths, self.tokenize, self.question))
+        queries = encode("x", TextInputs.of(self.data.questions, self.tokenize, self.question))
         hits = index.search(queries, self._depth)
         return Searched(hits, queries, index, index.recall_metrics(hits, queries))
 

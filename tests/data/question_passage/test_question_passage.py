@@ -29,7 +29,7 @@ from dyad.data.config import (
 from dyad.data.loading.loader import build_loader
 from dyad.data.loading.order import Order
 from dyad.data.question_passage.corpus import open_corpus
-from dyad.data.question_passage.dataset import QuestionPassage, passage_texts, question_texts
+from dyad.data.question_passage.dataset import QuestionPassage, TextInputs, passage_texts
 from dyad.data.question_passage.negatives import MinedNegatives, draw_entries
 from dyad.data.question_passage.passages import Passage
 from dyad.data.question_passage.questions import open_questions
@@ -334,6 +334,7 @@ def test_texts(beir: Path) -> None:
     assert len(texts) == 20 and np.array_equal(texts.lengths, corpus.lengths)
     assert texts_of(texts.block(18, 25)) == ["p: |text 18", "p: title 19|text 19"]
     assert texts_of(texts.take([3, 0])) == ["p: title 3|text 3", "p: |text 0"]
-    questions = question_texts(open_questions(str(beir), config), tokenize, config.question)
+    rows = open_questions(str(beir), config)
+    questions = TextInputs(rows.question, rows.lengths, tokenize, config.question)
     assert len(questions) == 6 and questions.lengths.tolist() == [6] * 6
     assert texts_of(pickle.loads(pickle.dumps(questions)).block(4, 9)) == ["q: what 4", "q: what 5"]

@@ -349,7 +349,7 @@ def test_more_windows_than_items_fill_are_no_embeddings(tmp_path: Path) -> None:
 
 
 def test_a_full_disk_is_noticed_before_it_is_full(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr(embeddings.shutil, "disk_usage", lambda path: type("Usage", (), {"free": 999})())
+    monkeypatch.setattr("shutil.disk_usage", lambda path: type("Usage", (), {"free": 999})())
     with raises(ConfigError, "38,400 bytes"):
         encoded(tmp_path / "e", LOCAL, Glosses(300))
 
