@@ -37,26 +37,32 @@ MASKED = ("MeanPooler", "ClsPooler", "ClsLastHiddenStatePooler")
 
 
 @dataclass(frozen=True)
-class FixedLengthTokenizer:
-    """Converts n texts to token ids, int64 (n, L), truncated or padded to L = `context_length` tokens.
+class MaskingTokenizer:
+    """Base class of tokenizers that wrap one of transformers, `tokenizer`.
 
-    tokenizer: a tokenizer of transformers. Tokens that its attention mask leaves out become PADDING; a tokenizer
-    without a mask, as SigLIP's, pads with a token that the encoder reads.
+    Tokens that its attention mask leaves out become PADDING; a tokenizer without a mask, as SigLIP's, pads with a token
+    that the encoder reads.
     """
 
     tokenizer: Any
-    context_length: int
 
-    def __call__(self, texts: list[str]) -> Tensor:
-        return _tokens(self.tokenizer, texts, padding="max_length", max_length=self.context_length)
-
-    def full_lengths(self, texts: list[str]) -> list[int]:
-        """Return the number of tokens of each text before it is cut, with those that begin and end a text."""
-        return _full_lengths(self.tokenizer, texts)
+    def full_lengths(self, texts: list[str], pairs: list[str] | None = None) -> list[int]:
+        """Return the number of tokens of each text, or pair of texts, before it is cut, special tokens included."""
+        return _full_lengths(self.tokenizer, texts, pairs)
 
     def lengths(self, tokens: Tensor) -> Lengths:
         """Return how many tokens each row of `tokens`, (n, L), has without PADDING, at least 1: int64 (n,) in NumPy."""
         return token_counts(tokens)
+
+
+@dataclass(frozen=True)
+class FixedLengthTokenizer(MaskingTokenizer):
+    """Converts n texts to token ids, int64 (n, L), truncated or padded to L = `context_length` tokens."""
+
+    context_length: int
+
+    def __call__(self, texts: list[str]) -> Tensor:
+        return _tokens(self.tokenizer, texts, padding="max_length", max_length=self.context_length)
 
 
 @dataclass(frozen=True)
@@ -95,13 +101,12 @@ class OpenClipTokenizer:
 
 
 @dataclass(frozen=True)
-class TextTokenizer:
+class TextTokenizer(MaskingTokenizer):
     """Converts texts to token ids, truncated to a length that each call chooses.
 
-    tokenizer: a tokenizer of transformers. limit: the most tokens per text that the encoder takes.
+    limit: the most tokens per text that the encoder takes.
     """
 
-    tokenizer: Any
     limit: int
 
     def __call__(self, texts: list[str], length: int, pairs: list[str] | None = None) -> Tensor:
@@ -122,14 +127,6 @@ class TextTokenizer:
         tokens = _tokens(self.tokenizer, texts, pairs, padding="longest", max_length=length)
         missing = padded_length(tokens.shape[1], length) - tokens.shape[1]
         return nn.functional.pad(tokens, (0, missing), value=PADDING)
-
-    def full_lengths(self, texts: list[str], pairs: list[str] | None = None) -> list[int]:
-        """Return the number of tokens of each text, or pair of texts, before it is cut, special tokens included."""
-        return _full_lengths(self.tokenizer, texts, pairs)
-
-    def lengths(self, tokens: Tensor) -> Lengths:
-        """Return how many tokens each row of `tokens`, (n, L), has without PADDING, at least 1: int64 (n,) in NumPy."""
-        return token_counts(tokens)
 
 
 def _tokens(tokenizer: Any, texts: list[str], pairs: list[str] | None = None, **shape: Any) -> Tensor:
