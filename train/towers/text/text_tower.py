@@ -149,26 +149,7 @@ def _full_lengths(tokenizer: Any, texts: list[str], pairs: list[str] | None = No
     return [len(ids) for ids in tokenizer(texts, pairs, verbose=False, **options).input_ids]
 
 
-class CausalText(Grouped):
-    """open_clip's causal TextTransformer, run on groups of rows, cut as Grouped does, not at the full context length.
-
-    `cut_to_batch` turns a tower of open_clip into one. The model pools the state at the end of the text, and no state
-    depends on later tokens, so rows can be cut. open_clip itself runs every text at the full context length, mostly 77
-    tokens.
-    """
-
-    fills = 0
-
-    def encode_group(self, tokens: Tensor) -> Tensor:
-        return super(Grouped, self).forward(tokens)  # open_clip's
-
-    def _embeds(self, text: Tensor) -> tuple[Tensor, Tensor]:
-        # dynamo of Python 3.13 traces super().name alone, not cast(Any, super()); the mask is of the full context
-        states, mask = super()._embeds(text)  # pyright: ignore[reportAttributeAccessIssue]
-        return states, mask[: text.shape[1], : text.shape[1]]
-
-
-class MaskedText(Grouped):
+class CutText(Grouped):
     """open_clip's HFTextEncoder, run on groups of rows, cut as Grouped does, not at the full context length.
 
     `cut_to_batch` turns a tower of open_clip into one. The encoder masks padding and its pooler is one of MASKED, so
@@ -176,7 +157,22 @@ class MaskedText(Grouped):
     """
 
     def encode_group(self, tokens: Tensor) -> Tensor:
-        return super(Grouped, self).forward(tokens)
+        return super(Grouped, self).forward(tokens)  # open_clip's
+
+
+class CausalText(CutText):
+    """open_clip's causal TextTransformer, run in the same way.
+
+    The model pools the state at the end of the text, and no state depends on later tokens, so rows can be cut.
+    open_clip itself runs every text at the full context length, mostly 77 tokens.
+    """
+
+    fills = 0
+
+    def _embeds(self, text: Tensor) -> tuple[Tensor, Tensor]:
+        # dynamo of Python 3.13 traces super().name alone, not cast(Any, super()); the mask is of the full context
+        states, mask = super()._embeds(text)  # pyright: ignore[reportAttributeAccessIssue]
+        return states, mask[: text.shape[1], : text.shape[1]]
 
 
 def cut_to_batch(trunk: Any) -> nn.Module:
@@ -192,7 +188,7 @@ def cut_to_batch(trunk: Any) -> nn.Module:
             trunk.__class__ = _cut_kind(CausalText, kind)
             trunk.count = partial(text_ends, end=trunk.eos_id if trunk.pool_type == "eos" else None)
     elif kind.__name__ == "HFTextEncoder" and type(trunk.pooler).__name__ in MASKED and not trunk.output_tokens:
-        trunk.__class__, trunk.fills = _cut_kind(MaskedText, kind), trunk.config.pad_token_id
+        trunk.__class__, trunk.fills = _cut_kind(CutText, kind), trunk.config.pad_token_id
         trunk.count = partial(token_counts, padding=trunk.fills)
     return trunk
 
