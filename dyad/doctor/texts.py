@@ -108,7 +108,8 @@ def _texts_by_kind(config: TrainConfig) -> Iterator[tuple[str, str | None, list[
         yield words[0], QUESTIONS, [text.rendered(data.question) for text in _evenly_spaced(questions)]
         yield words[1], PASSAGES, [text.rendered(data.passage) for text in _evenly_spaced(passages)]
     elif config.data.items is ItemKind.texts:
-        yield "texts", PASSAGES, [text.rendered(data.passage) for text in _evenly_spaced(_of_files(config, _text_rows))]
+        texts = _of_files(config, lambda path, _, config: _rows(path, config, text_of))
+        yield "texts", PASSAGES, [text.rendered(data.passage) for text in _evenly_spaced(texts)]
 
 
 def _evenly_spaced(texts: Sequence[T]) -> list[T]:
@@ -173,11 +174,6 @@ def _corpus(config: TrainConfig) -> list[str]:
         files = corpus_files(value, "data.passage.corpus", checked_tables(TableOptions()))
     found = [file for file in files if file is not None]
     return [*dict.fromkeys([*found[:1], *found[-1:]])]
-
-
-def _text_rows(path: str, _: WrittenSource, config: TrainConfig) -> Iterator[Passage]:
-    """Yield the texts of a file in which each row has one text. The second argument is not used."""
-    return _rows(path, config, text_of)
 
 
 # Rows and samples of a file -------------------------------------------------------------------------------------------

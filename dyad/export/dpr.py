@@ -43,15 +43,15 @@ def write(folder: Path, source: ExportSource) -> None:
 
 
 def calls(source: ExportSource) -> Iterator[Call]:
-    """Yield two Calls for the check of the export, texts as questions and texts as passages, with our embeddings.
+    """Yield Calls for the check of the export, texts as questions, then texts as passages, with our embeddings.
 
-    The check embeds the same texts by AutoModel and, for a BERT with cls pooling, also by DPR's own class, and
-    compares. The last text of each Call is longer than the encoder takes, so that truncation is checked as well. Raises
-    ConfigError as `encoder_sides`, and for an encoder that pools by itself.
+    The check embeds the texts of a Call by AutoModel; for a BERT with cls pooling, a second Call has them embedded by
+    DPR's own class. The last text of each Call is longer than the encoder takes, so that truncation is checked as well.
+    Raises ConfigError as `encoder_sides`, and for an encoder that pools by itself.
     """
     for folder, side in zip(FOLDERS, encoder_sides(source, "dpr"), strict=True):
-        own_class = FOLDERS[folder] if _is_dpr(side) else None
-        yield side.call([*PROBES, side.too_long], folder=folder, pooling=side.pooling.value, own_class=own_class)
+        for loads in ("AutoModel", FOLDERS[folder]) if _is_dpr(side) else ("AutoModel",):
+            yield side.call([*PROBES, side.too_long], folder=folder, pooling=side.pooling.value, loads=loads)
 
 
 def snippet(folder: Path, source: ExportSource) -> str:

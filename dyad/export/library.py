@@ -118,13 +118,11 @@ def compare_embeddings(library: Library, folder: Path, source: ExportSource) -> 
         save_file(given, job / reload.GIVEN)
         in_a_clean_process(library.name, folder, job)
         theirs = load_file(job / reload.THEIRS)
-    numbers = {name: int(name.partition("/")[0]) for name in theirs}
-    assert {*numbers.values()} == {*range(len(calls))}, numbers
+    assert theirs.keys() == {str(i) for i in range(len(calls))}, theirs.keys()
     largest = 0.0
-    for name, rows in theirs.items():
-        ours = calls[numbers[name]].ours
-        length = ours.norm(dim=-1, keepdim=True).clamp(min=torch.finfo(ours.dtype).tiny)
-        distance = float(((ours - rows) / length).abs().max())
+    for i, call in enumerate(calls):
+        length = call.ours.norm(dim=-1, keepdim=True).clamp(min=torch.finfo(call.ours.dtype).tiny)
+        distance = float(((call.ours - theirs[str(i)]) / length).abs().max())
         assert distance <= TOLERANCE, f"{library.name} gives other embeddings than the run, by up to {distance}"
         largest = max(largest, distance)
     return largest

@@ -4,7 +4,7 @@ It imports no module of this project and has no network; the caller sets the mod
 calls.json, a list of dictionaries, one for each call of the encoder: "texts", "pairs" (the second text of each pair, or
 null), and the further keys that the function for this library reads, such as "graph"; and given.safetensors, with the
 images of call number i as "i", uint8 (n, 3, H, W) with H and W in pixels. Output: theirs.safetensors with the
-embeddings (n, D) of call i as "i", or as "i/CLASS" where a second class loads the same folder.
+embeddings (n, D) of call i as "i".
 """
 
 import ctypes
@@ -18,7 +18,6 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import load_file, save_file
 
-Answers = Iterator[tuple[str, np.ndarray]]  # (name in theirs.safetensors, embeddings)
 CALLS, GIVEN, THEIRS = "calls.json", "given.safetensors", "theirs.safetensors"
 TOKEN_OF_POOLING = {"cls": 0, "last": -1}  # pooling → the token whose state is the embedding
 NEW_NETWORK = 0x40000000  # CLONE_NEWNET of sched.h
@@ -33,7 +32,8 @@ def main(library: str, folder: str, job: Path) -> None:
     given = load_file(job / GIVEN)
     for i, call in enumerate(calls):
         call["images"] = given.get(str(i))
-    save_file({name: np.ascontiguousarray(rows) for name, rows in LIBRARIES[library](folder, calls)}, job / THEIRS)
+    found = enumerate(LIBRARIES[library](folder, calls))
+    save_file({str(i): np.ascontiguousarray(rows) for i, rows in found}, job / THEIRS)
 
 
 def leave_the_network() -> None:
@@ -52,10 +52,10 @@ def _refuse(event: str, arguments: tuple[Any, ...]) -> None:
         raise ConnectionRefusedError(f"it asks the network ({event})")
 
 
-def _open_clip(folder: str, calls: list[dict[str, Any]]) -> Answers:
-    """Load the export in `folder` by open_clip; yield (i, embeddings) for entry number i of `calls`.
+def _open_clip(folder: str, calls: list[dict[str, Any]]) -> Iterator[np.ndarray]:
+    """Load the export in `folder` by open_clip; yield the embeddings of each entry of `calls`.
 
-    An entry holds texts or images. Images pass open_clip's preprocessing. i is yielded as text.
+    An entry holds texts or images. Images pass open_clip's preprocessing.
     """
     import open_clip
     import torch
@@ -66,35 +66,35 @@ def _open_clip(folder: str, calls: list[dict[str, Any]]) -> Answers:
     tokenize = library.get_tokenizer(f"local-dir:{folder}")
     model.eval()
     with torch.no_grad():
-        for i, call in enumerate(calls):
+        for call in calls:
             if call["images"] is None:
-                yield str(i), model.encode_text(tokenize(call["texts"])).numpy()
+                yield model.encode_text(tokenize(call["texts"])).numpy()
             else:
                 images = [Image.fromarray(image.transpose(1, 2, 0)) for image in call["images"]]
-                yield str(i), model.encode_image(torch.stack([preprocess(p) for p in images])).numpy()
+                yield model.encode_image(torch.stack([preprocess(p) for p in images])).numpy()
 
 
-def _sentence_transformers(folder: str, calls: list[dict[str, Any]]) -> Answers:
-    """Load the export in `folder` by sentence-transformers; yield (i, embeddings) for entry number i of `calls`.
+def _sentence_transformers(folder: str, calls: list[dict[str, Any]]) -> Iterator[np.ndarray]:
+    """Load the export in `folder` by sentence-transformers; yield the embeddings of each entry of `calls`.
 
-    An entry holds texts and the name of their prompt, query or document. i is yielded as text.
+    An entry holds texts and the name of their prompt, query or document.
     """
     from sentence_transformers import SentenceTransformer
 
     model: Any = SentenceTransformer(folder, device="cpu", local_files_only=True)
-    for i, call in enumerate(calls):
+    for call in calls:
         encode = {"query": model.encode_query, "document": model.encode_document}[call["prompt"]]
         texts, pairs = call["texts"], call["pairs"]
-        yield str(i), encode(list(zip(texts, pairs, strict=True)) if pairs else texts)
+        yield encode(list(zip(texts, pairs, strict=True)) if pairs else texts)
 
 
-def _transformers(folder: str, calls: list[dict[str, Any]]) -> Answers:
-    """Load the export in `folder` by transformers' AutoModel; yield (i, embeddings) for entry number i of `calls`.
+def _transformers(folder: str, calls: list[dict[str, Any]]) -> Iterator[np.ndarray]:
+    """Load the export in `folder` by transformers; yield the embeddings of each entry of `calls`.
 
     If the entries name no folder, the export is a CLIP or SigLIP, which _two_towers loads. Otherwise each entry holds
-    texts and names the subfolder of its encoder; each text is embedded alone, without padding, and its states are
-    pooled here. If the entry names one of DPR's own classes, also yield (i/CLASS, embeddings) of all its texts in one
-    padded batch by that class. i is yielded as text.
+    texts, and names the subfolder of its encoder and the class that loads it. With AutoModel, each text is embedded
+    alone, without padding, and its states are pooled here; with one of DPR's own classes, all texts in one padded
+    batch.
     """
     import torch
     import transformers
@@ -103,29 +103,29 @@ def _transformers(folder: str, calls: list[dict[str, Any]]) -> Answers:
     if "folder" not in calls[0]:
         yield from _two_towers(folder, calls)
         return
-    for i, call in enumerate(calls):
+    for call in calls:
         part = Path(folder) / call["folder"]
         tokenizer: Any = transformers.AutoTokenizer.from_pretrained(part, local_files_only=True)
-        encoder = transformers.AutoModel.from_pretrained(part, local_files_only=True).eval()
-        texts, pairs = call["texts"], call["pairs"] or [None] * len(call["texts"])
+        encoder = getattr(transformers, call["loads"]).from_pretrained(part, local_files_only=True).eval()
+        texts, pairs = call["texts"], call["pairs"]
         with torch.no_grad():
+            if call["loads"] != "AutoModel":
+                inputs = tokenizer(texts, pairs, padding=True, truncation=True, return_tensors="pt")
+                yield encoder(**inputs).pooler_output.numpy()
+                continue
             rows = []
-            for text, pair in zip(texts, pairs, strict=True):
+            for text, pair in zip(texts, pairs or [None] * len(texts), strict=True):
                 inputs = tokenizer(text, pair, truncation=True, return_tensors="pt")
                 states = encoder(**inputs).last_hidden_state[0]
                 rows.append(states.mean(0) if call["pooling"] == "mean" else states[TOKEN_OF_POOLING[call["pooling"]]])
-            yield str(i), torch.stack(rows).numpy()
-            if call["own_class"]:
-                whole = getattr(transformers, call["own_class"]).from_pretrained(part, local_files_only=True).eval()
-                inputs = tokenizer(texts, call["pairs"], padding=True, truncation=True, return_tensors="pt")
-                yield f"{i}/{call['own_class']}", whole(**inputs).pooler_output.numpy()
+            yield torch.stack(rows).numpy()
 
 
-def _two_towers(folder: str, calls: list[dict[str, Any]]) -> Answers:
-    """Load a CLIP or SigLIP by transformers; yield (i, embeddings) for entry number i of `calls`.
+def _two_towers(folder: str, calls: list[dict[str, Any]]) -> Iterator[np.ndarray]:
+    """Load a CLIP or SigLIP by transformers; yield the embeddings of each entry of `calls`.
 
     An entry holds texts and "length", the number of tokens to which they are padded; or images and "options", arguments
-    of get_image_features. i is yielded as text.
+    of get_image_features.
     """
     import torch
     import transformers
@@ -135,42 +135,42 @@ def _two_towers(folder: str, calls: list[dict[str, Any]]) -> Answers:
     tokenizer: Any = transformers.AutoTokenizer.from_pretrained(folder, **local)
     processor: Any = transformers.AutoImageProcessor.from_pretrained(folder, **local)
     with torch.no_grad():
-        for i, call in enumerate(calls):
+        for call in calls:
             if call["images"] is None:
                 shape = {"padding": "max_length", "truncation": True, "max_length": call["length"]}
                 found = model.get_text_features(**tokenizer(call["texts"], return_tensors="pt", **shape))
             else:
                 pixels = processor(list(call["images"]), return_tensors="pt")
                 found = model.get_image_features(**pixels, **call["options"])
-            yield str(i), found.pooler_output.numpy()
+            yield found.pooler_output.numpy()
 
 
-def _onnxruntime(folder: str, calls: list[dict[str, Any]]) -> Answers:
-    """Load the export in `folder` by onnxruntime; yield (i, embeddings) for entry number i of `calls`.
+def _onnxruntime(folder: str, calls: list[dict[str, Any]]) -> Iterator[np.ndarray]:
+    """Load the export in `folder` by onnxruntime; yield the embeddings of each entry of `calls`.
 
     An entry holds texts or images and names the ONNX file that embeds them. Texts are converted to token ids by
-    tokenizer.json, images are passed as pixels. i is yielded as text.
+    tokenizer.json, images are passed as pixels.
     """
     import onnxruntime
     from tokenizers import Tokenizer
 
-    for i, call in enumerate(calls):
+    for call in calls:
         session: Any = onnxruntime.InferenceSession(f"{folder}/{call['graph']}", providers=["CPUExecutionProvider"])
         if call["images"] is not None:
-            yield str(i), session.run(None, {"pixels": call["images"]})[0]
+            yield session.run(None, {"pixels": call["images"]})[0]
             continue
         tokenizer = Tokenizer.from_file(f"{folder}/tokenizer.json")
         tokenizer.enable_truncation(call["length"])
         texts = list(zip(call["texts"], call["pairs"], strict=True)) if call["pairs"] else call["texts"]
         tokens = np.array([encoding.ids for encoding in tokenizer.encode_batch(texts)], np.int64)
-        yield str(i), session.run(None, {"input_ids": tokens})[0]
+        yield session.run(None, {"input_ids": tokens})[0]
 
 
-def _torch(folder: str, calls: list[dict[str, Any]]) -> Answers:
-    """Compute contexts by torch alone from the export of a model of sequences; yield (i, the context) for call i.
+def _torch(folder: str, calls: list[dict[str, Any]]) -> Iterator[np.ndarray]:
+    """Compute contexts by torch alone from the export of a model of sequences; yield the context of each call.
 
     It builds the context network from the weights and the shape in sequence.json. An entry of `calls` holds a history,
-    as numbers of items; its context is float32 (1, D). i is yielded as text.
+    as numbers of items; its context is float32 (1, D).
     """
     import torch
     from safetensors.torch import load_file as load
@@ -193,7 +193,7 @@ def _torch(folder: str, calls: list[dict[str, Any]]) -> Answers:
         return torch.nn.functional.linear(states, weights[f"{key}.weight"], weights[f"{key}.bias"])
 
     with torch.no_grad():
-        for i, call in enumerate(calls):
+        for call in calls:
             states = linear("enter", items[call["history"]])[None]
             if about["kind"] == "gru":
                 states = network(states)[0]
@@ -203,14 +203,14 @@ def _torch(folder: str, calls: list[dict[str, Any]]) -> Answers:
                 waves = torch.stack([angle.sin(), angle.cos()], 2).flatten(1)[:, :H]
                 ahead = torch.ones(steps, steps, dtype=torch.bool).triu(1)
                 states = network(states * H**0.5 + waves, mask=ahead)
-            yield str(i), linear("leave", states[:, -1]).numpy()
+            yield linear("leave", states[:, -1]).numpy()
 
 
-def _causal_lm(folder: str, calls: list[dict[str, Any]]) -> Answers:
-    """Load a language model by transformers; yield (i, the score of an answer) for entry number i of `calls`.
+def _causal_lm(folder: str, calls: list[dict[str, Any]]) -> Iterator[np.ndarray]:
+    """Load a language model by transformers; yield the score of the answer of each entry of `calls`.
 
     An entry holds "ids", the tokens of a prompt and its answer, and "start", the number of tokens of the prompt. The
-    score is the mean log-likelihood of the answer's tokens, (1, 1). i is yielded as text.
+    score is the mean log-likelihood of the answer's tokens, (1, 1).
     """
     import torch
     import transformers
@@ -218,13 +218,13 @@ def _causal_lm(folder: str, calls: list[dict[str, Any]]) -> Answers:
     transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
     model: Any = transformers.AutoModelForCausalLM.from_pretrained(folder, local_files_only=True).eval()
     with torch.no_grad():
-        for i, call in enumerate(calls):
+        for call in calls:
             ids = torch.tensor([call["ids"]])
             labels = ids.where(torch.arange(ids.shape[1]) >= call["start"], -100)
-            yield str(i), -model(ids, labels=labels).loss.reshape(1, 1).numpy()
+            yield -model(ids, labels=labels).loss.reshape(1, 1).numpy()
 
 
-LIBRARIES: dict[str, Callable[[str, list[dict[str, Any]]], Answers]] = {
+LIBRARIES: dict[str, Callable[[str, list[dict[str, Any]]], Iterator[np.ndarray]]] = {
     "open_clip": _open_clip,
     "sentence_transformers": _sentence_transformers,
     "transformers": _transformers,

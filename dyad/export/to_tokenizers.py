@@ -9,7 +9,7 @@ from torch import nn
 from dyad.data.base.errors import ConfigError
 from dyad.train.towers.models import TwoTowerModel
 from dyad.train.towers.text.pooled import Pooled
-from dyad.train.towers.text.text_tower import FixedLengthTokenizer, OpenClipTokenizer, TextTokenizer
+from dyad.train.towers.text.text_tower import MaskingTokenizer, OpenClipTokenizer
 from dyad.train.towers.tower import Tower
 
 CHARS: Any = chardata  # the tables of ftfy, by which open_clip's tokenizers clean texts
@@ -74,7 +74,7 @@ def padding_id(model: TwoTowerModel) -> int | None:
     that no token has.
     """
     own: Any = model.tokenize
-    if not isinstance(own, TextTokenizer | FixedLengthTokenizer):
+    if not isinstance(own, MaskingTokenizer):
         return None
     inner = own.tokenizer
     if "attention_mask" not in inner("a"):

@@ -81,6 +81,7 @@ class RunPlan:
         """
         config, towers, shards = self.config, self.towers, self.devices.shards
         trained, is_ddp, copies = nbytes(towers.trained) / shards, self._is_ddp, 1 + self.devices.is_gpu
+        inputs = copies * towers.inputs * pairs / self.chunk
         casts, share = self._is_half * towers.weights / 2, (shards > 1) / (1 + self._sends_half)
         stays: Rows = {
             "weights": (towers.weights / shards, "B", f"4 bytes each / {shards} shards"),
@@ -89,19 +90,14 @@ class RunPlan:
             "average": (trained * (config.optim.ema is not None), "B", "optim.ema: as the trained weights"),
             "target": (trained * self._has_target, "B", "as the trained weights"),
             "whole weights": (share * towers.whole, "B", "what is in no layer, and two layers, beside the shards"),
-            "inputs": (
-                copies * towers.inputs * pairs / self.chunk,
-                "B",
-                f"{copies} · {pairs:,} pairs, with the next batch",
-            ),
+            "inputs": (inputs, "B", f"{copies} · {pairs:,} pairs, with the next batch"),
             "state of samples": (self._state, "B", "4 bytes for each number · samples / ranks"),
         }
         chunks = math.ceil(pairs / chunk)
         kept, sizes = min(self._kept, chunks), self._sizes(pairs)
         graphs = kept * max(0.0, towers.graph - casts) * chunk / self.chunk
-        graphs += min(casts, towers.graph) * (
-            shards == 1 or not self._sends_half
-        )  # else weights are gathered in the type of autocast
+        if shards == 1 or not self._sends_half:  # else weights are gathered in the type of autocast
+            graphs += min(casts, towers.graph)
         forward, backward = ((most - towers.graph) * chunk / self.chunk for most in (towers.forward, towers.backward))
         # fully_shard keeps the buffer of a gathering, from which weights are copied, until it has the next layer's
         forward, backward = (max(most, share * towers.largest) for most in (forward, backward))

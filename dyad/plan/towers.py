@@ -90,10 +90,8 @@ class FakeTowers:
             optimizer.zero_grad()
             for parameter in () if gradients_stay else self.trained:
                 parameter.register_post_accumulate_grad_hook(free_gradient)
-            tensors, inputs = (
-                [*towers.parameters(), *towers.buffers()],
-                planned_inputs(config, model, devices.count, pairs),
-            )
+            tensors = [*towers.parameters(), *towers.buffers()]
+            inputs = planned_inputs(config, model, devices.count, pairs)
             self._run(inputs, tensors, AUTOCAST[devices.precision], config.model.grad_checkpointing)
         state = [value for slot in optimizer.state.values() for value in slot.values() if isinstance(value, Tensor)]
         self.weights, self.moments, self.inputs = map(nbytes, (tensors, state, inputs))

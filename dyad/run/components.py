@@ -94,8 +94,10 @@ def build_components(config: TrainConfig, world: World) -> Components:
     """
     torch.manual_seed(config.seed)
     own = _loss_components(config, world)
-    configs = auxiliary_configs(config)
-    auxiliary = {name: _auxiliary_components(configs[name], world, own.model, name) for name in configs}
+    auxiliary: dict[str, LossComponents] = {}
+    for name, of_loss in auxiliary_configs(config).items():
+        with errors_of(name):
+            auxiliary[name] = _loss_components(resolve_classes(of_loss, world), world, own.model, name)
     steps = total_steps(config, own.data.order.steps_per_epoch)
 
     def loss_term(name: str, loss: LossComponents) -> LossTerm:
@@ -118,12 +120,6 @@ def build_components(config: TrainConfig, world: World) -> Components:
     return Components(
         own.model, modules, own.objective.sample_state, data, evaluators, step, steps, auxiliary, unsharded, notes
     )
-
-
-def _auxiliary_components(config: TrainConfig, world: World, main_model: TwoTowerModel, name: str) -> LossComponents:
-    """Return the `_loss_components` of the loss also.`name`, whose classes are found first; its errors begin so."""
-    with errors_of(name):
-        return _loss_components(resolve_classes(config, world), world, main_model, name)
 
 
 def _loss_components(

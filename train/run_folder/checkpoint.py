@@ -43,12 +43,10 @@ from dyad.train.run_folder.checkpoint_state import (
     BEST,
     MANIFEST,
     MODEL,
-    OPTIMIZER,
     OPTIONAL,
-    SAMPLE_STATE,
     SCALARS,
     STATE,
-    TARGET,
+    TENSORS,
     CheckpointState,
 )
 from dyad.train.run_folder.digests import digest_of
@@ -59,7 +57,7 @@ if TYPE_CHECKING:
     from dyad.train.run_folder.best_record import Best
 
 OLDEST, FORMAT = 2, 5
-FILES = (MODEL, OPTIMIZER, *OPTIONAL, STATE)
+FILES = (*TENSORS.values(), STATE)
 OF_WEIGHTS = (MODEL, AVERAGE)
 # errors of reading JSON that has another structure than ours
 OTHER_SHAPE = (LookupError, ValueError, TypeError, AttributeError, RecursionError, OverflowError)
@@ -118,9 +116,7 @@ class Checkpoint:
         with self._verified(*FILES):
             metadata = dict(self._state)
             step, scalars = whole_number("step", metadata.pop("step")), dict(metadata.pop(SCALARS))
-            names = {"model": MODEL, "optimizer": OPTIMIZER, "sample_state": SAMPLE_STATE}
-            names |= {"average": AVERAGE, "target": TARGET}
-            tensors: dict[str, Any] = {part: self._tensors(name) for part, name in names.items()}
+            tensors: dict[str, Any] = {part: self._tensors(name) for part, name in TENSORS.items()}
             return CheckpointState(step=step, metadata=metadata, scalars=scalars, **tensors)
 
     def verify(self, *names: str) -> None:

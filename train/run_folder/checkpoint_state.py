@@ -17,6 +17,8 @@ from dyad.train.run_folder.tensor_files import shape_of
 MODEL, OPTIMIZER, SAMPLE_STATE = "model.safetensors", "optimizer.safetensors", "memory.safetensors"
 AVERAGE, TARGET, STATE, MANIFEST = "average.safetensors", "target.safetensors", "state.json", "manifest.json"
 OPTIONAL = (SAMPLE_STATE, AVERAGE, TARGET)
+# field of CheckpointState → the file of its tensors
+TENSORS = {"model": MODEL, "optimizer": OPTIMIZER, "sample_state": SAMPLE_STATE, "average": AVERAGE, "target": TARGET}
 SCALARS, BEST = "optimizer_scalars", "best"  # keys of state.json
 # entries of an optimiser's groups that follow from the configuration
 OF_CONFIG = {"params", "lr", "lr_scale", "initial_lr", "weight_decay"}
@@ -51,8 +53,7 @@ class CheckpointState:
     @property
     def tensors(self) -> dict[str, Mapping[str, Tensor]]:
         """Name of each safetensors file to write → its tensors by name; without files of OPTIONAL that have none."""
-        found: dict[str, Mapping[str, Tensor]] = {MODEL: self.model, OPTIMIZER: self.optimizer}
-        found |= {SAMPLE_STATE: self.sample_state, AVERAGE: self.average, TARGET: self.target}
+        found = {name: getattr(self, part) for part, name in TENSORS.items()}
         return {name: tensors for name, tensors in found.items() if tensors or name not in OPTIONAL}
 
 

@@ -174,28 +174,21 @@ class LossTerm:
         x_pairs, rows = separated_x(x, len(batch.x), batch.extra_x)
         y_pairs, columns = separated(y, len(batch.y), batch.extra)
         self.embeddings, self.keys = (x_pairs.detach(), y_pairs.detach()), (batch.x_keys, batch.y_keys)
-        related: dict[str, Any] = {"x_keys": batch.x_keys, "y_keys": batch.y_keys}
-        # only some objectives can leave columns out of a row's negatives
-        if batch.known_positives is not None and "excluded" in self.objective.takes:
+        related: dict[str, Any] = {"x_keys": batch.x_keys, "y_keys": batch.y_keys, "importance": batch.y_log_q}
+        related |= {"relevance": batch.relevance, "teacher": batch.teacher, "x_negatives": rows}
+        if "excluded" in self.objective.takes:  # only some objectives can leave columns out of a row's negatives
             related["known_positives"] = batch.known_positives
-        if batch.y_log_q is not None:
-            related["importance"] = batch.y_log_q
-        if batch.relevance is not None:
-            related["relevance"] = batch.relevance
-        if batch.teacher is not None:
-            related["teacher"] = batch.teacher
         if batch.x_places is not None and "lengths" in self.objective.takes:
             related["lengths"] = torch.from_numpy(sequence_sizes(batch.x_places))
         if batch.positives is not None:
             numbers = torch.arange(len(batch), device=batch.positives.device)
             related["positives"] = torch.stack([numbers, batch.positives], 1)
-        if rows is not None:
-            related["x_negatives"] = rows
         related |= self.target.embeddings(chunks, sides, len(batch), embed)
+        given = {name: value for name, value in related.items() if value is not None}
         run.timer.stop()  # the objective begins with a collective
         with record_function("objective"):
             with collect_checks(speculative, wait_for_sizes(), logged) as checks:
-                result = self.objective(x_pairs, y_pairs, batch.sample_ids, negatives=columns, **related)
+                result = self.objective(x_pairs, y_pairs, batch.sample_ids, negatives=columns, **given)
             run.scaled(self.config.weight * result.loss).backward()
         # a frozen side has no gradient, but its tower must run backward too: its averaging waits for one
         of_sides = [torch.zeros_like(e) if e.grad is None else e.grad for e in (x, y)]

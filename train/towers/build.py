@@ -91,7 +91,7 @@ def build_text_pair(config: ModelConfig, load_pretrained: bool = True) -> TextPa
         torch.set_rng_state(generator)
         other, _ = _text_encoder(config, load_pretrained)
     for encoder in dict.fromkeys((tower, other)):
-        probe(encoder, tokenize(["a"], tokenize.limit), TOKENS_REFUSED)
+        _width(encoder, tokenize)
     return TextPairModel(_pair(tower, other, config), tokenize, calibration=_saved_calibration(config, load_pretrained))
 
 
@@ -101,7 +101,7 @@ def build_image_views(config: ModelConfig, load_pretrained: bool = True) -> Imag
     With model.head=none the tower keeps its own projection. Arguments and errors are those of `build_image_text`.
     """
     tower, spec = build_image_tower(BuildContext(config, load_pretrained))
-    return ImageModel(_one_tower(tower, config, partial(probe_images, tower, spec)), None, spec)
+    return ImageModel(_one_tower(tower, config, spec), None, spec)
 
 
 def build_text_views(config: ModelConfig, load_pretrained: bool = True) -> TextPairModel:
@@ -110,8 +110,7 @@ def build_text_views(config: ModelConfig, load_pretrained: bool = True) -> TextP
     With model.head=none the tower keeps its own projection. Arguments and errors are those of `build_text_pair`.
     """
     tower, tokenize = _text_encoder(config, load_pretrained)
-    run_once = partial(probe, tower, tokenize(["a"], tokenize.limit), TOKENS_REFUSED)
-    return TextPairModel(_one_tower(tower, config, run_once), tokenize)
+    return TextPairModel(_one_tower(tower, config, tokenize), tokenize)
 
 
 def build_labelled(
@@ -130,10 +129,7 @@ def build_labelled(
         return build_prompted(config, load_pretrained)
     model = build_views(replace(config, embed_dim=1) if single else config, load_pretrained)
     tower = cast(Tower, model.towers.x_tower)
-    if isinstance(model, ImageModel):
-        width = probe_images(tower, model.image)
-    else:
-        width = probe(tower, model.tokenize(["a"], model.tokenize.limit), TOKENS_REFUSED)
+    width = _width(tower, model.image if isinstance(model, ImageModel) else model.tokenize)
     if single and width != 1:
         problem = f"data.rare: the tower has a projection of its own, of width {width}, and a score is one number"
         raise ConfigError(f"{problem}. Take an image tower of kind cnn, timm or transformers")
@@ -160,12 +156,7 @@ def build_sequence(
     for a transformer as context network whose width is not a multiple of its heads.
     """
     items, prepared = item_tower(config, load_pretrained, inputs)
-    if isinstance(prepared, ImageSpec):
-        width = probe_images(items, prepared)
-    elif prepared is None:
-        width = config.embed_dim or 0
-    else:
-        width = probe(items, prepared(["a"], prepared.limit), TOKENS_REFUSED)
+    width = config.embed_dim or 0 if prepared is None else _width(items, prepared)
     tower = SequenceTower(items, ContextNetwork(config.context, width))
     spec, tokenize = (prepared, None) if isinstance(prepared, ImageSpec) else (None, prepared)
     return SequenceModel(_pair(tower, tower, config), tokenize, spec, width)
@@ -227,18 +218,27 @@ MODELS: dict[Task, dict[ItemKind, Build]] = {
 }
 
 
-def _one_tower(tower: Tower, config: ModelConfig, run_once: Callable[[], int]) -> TwoTower:
+def _one_tower(tower: Tower, config: ModelConfig, prepared: ImageSpec | TextTokenizer) -> TwoTower:
     """Return a TwoTower of which both sides are `tower`.
 
-    Unless model.head is none, the head replaces the projection of `tower`, in place. run_once: a function that calls
-    `probe` for the tower and returns the width of its output.
+    Unless model.head is none, the head replaces the projection of `tower`, in place. prepared: as for `_width`.
     """
     if config.head is Head.none:
-        run_once()
+        _width(tower, prepared)
     else:
         tower.projection = Representation()
-        tower.projection = build_head(config, run_once())
+        tower.projection = build_head(config, _width(tower, prepared))
     return _pair(tower, tower, config)
+
+
+def _width(tower: Tower, prepared: Any) -> int:
+    """Return the width of a tower's output. Raises ConfigError if the tower cannot take its inputs (`probe`).
+
+    prepared: the ImageSpec of its images, or the TextTokenizer of its texts.
+    """
+    if isinstance(prepared, ImageSpec):
+        return probe_images(tower, prepared)
+    return probe(tower, prepared(["a"], prepared.limit), TOKENS_REFUSED)
 
 
 def _text_encoder(config: ModelConfig, load_pretrained: bool) -> tuple[Tower, TextTokenizer]:

@@ -161,23 +161,23 @@ def check_files(key: str, name: str) -> None:
             if not file.is_dir() and not file.is_file():
                 raise ConfigError(f"{key}: {file} is not a regular file")
             _inside(folder, file.name)
-    parts = _settings(name, "model.safetensors.index.json").get("weight_map")
+    parts = json_object(name, "model.safetensors.index.json").get("weight_map")
     for part in parts.values() if isinstance(parts, dict) else ():
         if Path(str(part)).name != part:
             raise ConfigError(f"{key}: model.safetensors.index.json names {part!r:.80}, no file of its folder")
-    for setting, value in _settings(name, "tokenizer_config.json").items():
+    for setting, value in json_object(name, "tokenizer_config.json").items():
         # most such paths do not exist: they are left over from the machine where the tokenizer was made
         there = setting.endswith("_file") and isinstance(value, str) and os.path.exists(value)
         if there and not (folder.is_dir() and leads_inside(value, folder)):
             raise ConfigError(f"{key}: {setting} of tokenizer_config.json is {value!r:.200}, no file of its folder")
 
 
-def _settings(name: str, file: str) -> dict[str, Any]:
-    """Return the content of a JSON file of the model `name`, see `file_of`; {} if it has none.
+def json_object(name: str, file: str, fetch: bool = True) -> dict[str, Any]:
+    """Return the content of a JSON file of the model `name`; {} if it has none. Arguments are those of `file_of`.
 
     Raises ConfigError for a damaged file, and for one that is no JSON object.
     """
-    path = file_of(name, file, fetch=True)
+    path = file_of(name, file, fetch)
     found = {} if path is None else read_json(path)
     if not isinstance(found, dict):
         raise ConfigError(f"{path}: must be a JSON object")

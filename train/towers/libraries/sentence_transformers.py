@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import partial
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, TypeGuard
@@ -19,7 +20,14 @@ from dyad.data.base.errors import ConfigError
 from dyad.train.arguments import as_argument
 from dyad.train.config import Pooling, Task, TextTower, TrainConfig
 from dyad.train.losses.options.choices import Similarity
-from dyad.train.towers.libraries.published import cache_cannot_tell, check_settings, file_of, location_of, read_json
+from dyad.train.towers.libraries.published import (
+    cache_cannot_tell,
+    check_settings,
+    file_of,
+    json_object,
+    location_of,
+    read_json,
+)
 
 # keys that keep the default of the configuration if the folder cannot be used
 LAYERS = ["model.text.lower_case", "model.text.dense"]
@@ -70,14 +78,7 @@ def sentence_folder(name: str, fetch: bool = False) -> SentenceFolder | None:
     """
     if (path := file_of(name, MODULES, fetch)) is None:
         return None
-
-    def settings(file: str) -> dict[str, Any]:
-        found = file_of(name, file, fetch)
-        content = {} if found is None else read_json(found)
-        if not isinstance(content, dict):
-            raise ConfigError(f"{found}: must be a JSON object")
-        return content
-
+    settings = partial(json_object, name, fetch=fetch)
     instead = f"To take its encoder alone, name a folder without {path.name}"
     folders = _module_folders(path, instead)
     encoder, model = settings("sentence_bert_config.json"), settings("config_sentence_transformers.json")

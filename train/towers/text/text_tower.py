@@ -37,26 +37,32 @@ MASKED = ("MeanPooler", "ClsPooler", "ClsLastHiddenStatePooler")
 
 
 @dataclass(frozen=True)
-class FixedLengthTokenizer:
-    """Converts n texts to token ids, int64 (n, L), truncated or padded to L = `context_length` tokens.
+class MaskingTokenizer:
+    """Base class of tokenizers that wrap one of transformers, `tokenizer`.
 
-    tokenizer: a tokenizer of transformers. Tokens that its attention mask leaves out become PADDING; a tokenizer
-    without a mask, as SigLIP's, pads with a token that the encoder reads.
+    Tokens that its attention mask leaves out become PADDING; a tokenizer without a mask, as SigLIP's, pads with a token
+    that the encoder reads.
     """
 
     tokenizer: Any
-    context_length: int
 
-    def __call__(self, texts: list[str]) -> Tensor:
-        return _tokens(self.tokenizer, texts, padding="max_length", max_length=self.context_length)
-
-    def full_lengths(self, texts: list[str]) -> list[int]:
-        """Return the number of tokens of each text before it is cut, with those that begin and end a text."""
-        return _full_lengths(self.tokenizer, texts)
+    def full_lengths(self, texts: list[str], pairs: list[str] | None = None) -> list[int]:
+        """Return the number of tokens of each text, or pair of texts, before it is cut, special tokens included."""
+        return _full_lengths(self.tokenizer, texts, pairs)
 
     def lengths(self, tokens: Tensor) -> Lengths:
         """Return how many tokens each row of `tokens`, (n, L), has without PADDING, at least 1: int64 (n,) in NumPy."""
         return token_counts(tokens)
+
+
+@dataclass(frozen=True)
+class FixedLengthTokenizer(MaskingTokenizer):
+    """Converts n texts to token ids, int64 (n, L), truncated or padded to L = `context_length` tokens."""
+
+    context_length: int
+
+    def __call__(self, texts: list[str]) -> Tensor:
+        return _tokens(self.tokenizer, texts, padding="max_length", max_length=self.context_length)
 
 
 @dataclass(frozen=True)
@@ -95,13 +101,12 @@ class OpenClipTokenizer:
 
 
 @dataclass(frozen=True)
-class TextTokenizer:
+class TextTokenizer(MaskingTokenizer):
     """Converts texts to token ids, truncated to a length that each call chooses.
 
-    tokenizer: a tokenizer of transformers. limit: the most tokens per text that the encoder takes.
+    limit: the most tokens per text that the encoder takes.
     """
 
-    tokenizer: Any
     limit: int
 
     def __call__(self, texts: list[str], length: int, pairs: list[str] | None = None) -> Tensor:
@@ -122,14 +127,6 @@ class TextTokenizer:
         tokens = _tokens(self.tokenizer, texts, pairs, padding="longest", max_length=length)
         missing = padded_length(tokens.shape[1], length) - tokens.shape[1]
         return nn.functional.pad(tokens, (0, missing), value=PADDING)
-
-    def full_lengths(self, texts: list[str], pairs: list[str] | None = None) -> list[int]:
-        """Return the number of tokens of each text, or pair of texts, before it is cut, special tokens included."""
-        return _full_lengths(self.tokenizer, texts, pairs)
-
-    def lengths(self, tokens: Tensor) -> Lengths:
-        """Return how many tokens each row of `tokens`, (n, L), has without PADDING, at least 1: int64 (n,) in NumPy."""
-        return token_counts(tokens)
 
 
 def _tokens(tokenizer: Any, texts: list[str], pairs: list[str] | None = None, **shape: Any) -> Tensor:
@@ -152,26 +149,7 @@ def _full_lengths(tokenizer: Any, texts: list[str], pairs: list[str] | None = No
     return [len(ids) for ids in tokenizer(texts, pairs, verbose=False, **options).input_ids]
 
 
-class CausalText(Grouped):
-    """open_clip's causal TextTransformer, run on groups of rows, cut as Grouped does, not at the full context length.
-
-    `cut_to_batch` turns a tower of open_clip into one. The model pools the state at the end of the text, and no state
-    depends on later tokens, so rows can be cut. open_clip itself runs every text at the full context length, mostly 77
-    tokens.
-    """
-
-    fills = 0
-
-    def encode_group(self, tokens: Tensor) -> Tensor:
-        return super(Grouped, self).forward(tokens)  # open_clip's
-
-    def _embeds(self, text: Tensor) -> tuple[Tensor, Tensor]:
-        # dynamo of Python 3.13 traces super().name alone, not cast(Any, super()); the mask is of the full context
-        states, mask = super()._embeds(text)  # pyright: ignore[reportAttributeAccessIssue]
-        return states, mask[: text.shape[1], : text.shape[1]]
-
-
-class MaskedText(Grouped):
+class CutText(Grouped):
     """open_clip's HFTextEncoder, run on groups of rows, cut as Grouped does, not at the full context length.
 
     `cut_to_batch` turns a tower of open_clip into one. The encoder masks padding and its pooler is one of MASKED, so
@@ -179,7 +157,22 @@ class MaskedText(Grouped):
     """
 
     def encode_group(self, tokens: Tensor) -> Tensor:
-        return super(Grouped, self).forward(tokens)
+        return super(Grouped, self).forward(tokens)  # open_clip's
+
+
+class CausalText(CutText):
+    """open_clip's causal TextTransformer, run in the same way.
+
+    The model pools the state at the end of the text, and no state depends on later tokens, so rows can be cut.
+    open_clip itself runs every text at the full context length, mostly 77 tokens.
+    """
+
+    fills = 0
+
+    def _embeds(self, text: Tensor) -> tuple[Tensor, Tensor]:
+        # dynamo of Python 3.13 traces super().name alone, not cast(Any, super()); the mask is of the full context
+        states, mask = super()._embeds(text)  # pyright: ignore[reportAttributeAccessIssue]
+        return states, mask[: text.shape[1], : text.shape[1]]
 
 
 def cut_to_batch(trunk: Any) -> nn.Module:
@@ -195,7 +188,7 @@ def cut_to_batch(trunk: Any) -> nn.Module:
             trunk.__class__ = _cut_kind(CausalText, kind)
             trunk.count = partial(text_ends, end=trunk.eos_id if trunk.pool_type == "eos" else None)
     elif kind.__name__ == "HFTextEncoder" and type(trunk.pooler).__name__ in MASKED and not trunk.output_tokens:
-        trunk.__class__, trunk.fills = _cut_kind(MaskedText, kind), trunk.config.pad_token_id
+        trunk.__class__, trunk.fills = _cut_kind(CutText, kind), trunk.config.pad_token_id
         trunk.count = partial(token_counts, padding=trunk.fills)
     return trunk
 

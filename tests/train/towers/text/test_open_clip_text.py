@@ -58,7 +58,8 @@ def transformers_model(folder: Path, pooler: str) -> ImageTextModel:
 def of_the_library(tower: Tower) -> Tower:
     """A copy whose trunk runs as the library has it."""
     plain = copy.deepcopy(tower)
-    plain.trunk.__class__ = type(plain.trunk).__mro__[3]
+    kinds = type(plain.trunk).__mro__
+    plain.trunk.__class__ = kinds[kinds.index(Grouped) + 1]
     return plain
 
 
