@@ -140,8 +140,10 @@ def check_not_finite(chunk_size: int | None, world: World) -> None:
     assert step(broken, 1)["skipped"] == 1
     assert same_bits(snapshot(step), before)
     assert step(broken, 2)["skipped"] == 2
-    with raises(UserError, "step 4"):
+    with pytest.raises(UserError) as ended:
         step(broken, 3)
+    assert ended.value.everywhere and str(ended.value).startswith("step 4: no finite loss" * (world.rank == 0))
+    assert bool(str(ended.value)) == (world.rank == 0)
     assert same_bits(snapshot(step), before)
     assert step(own(batch(B), sizes, world.rank), 4)["skipped"] == 3
     assert not same_bits(snapshot(step), before)
