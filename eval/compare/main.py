@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping
 from io import StringIO
 from pathlib import Path
+from statistics import mean, stdev
 from typing import Any
 
 from dyad.data.base.command_line import help_text, parse_options, split_arguments
@@ -24,7 +25,8 @@ from dyad.train.tracking.panel_types import Score
 
 PURPOSE = """\
 Compare two or more runs: the keys that differ, and a row for each run with its state, its last training loss, and the
-headline metric of each data set that it was evaluated on. Only files of the run folders are read."""
+headline metric of each data set that it was evaluated on; of runs that differ in their seed alone, mean and deviation.
+Only files of the run folders are read."""
 EXAMPLES = {
     "two runs": "python -m eval.compare runs/a runs/b",
     "all runs, as after a sweep; the table also as CSV": "python -m eval.compare runs/* out=runs.csv",
@@ -45,6 +47,8 @@ def main() -> None:
     keys, metrics = differing_keys(runs), headlines(runs)
     runs, console = best_first(runs, metrics), new_console()
     for part in (*key_tables(keys), *score_tables(runs, metrics, console.width), *notes(runs, metrics)):
+        console.print(part)
+    for part in seed_table(runs, keys, metrics):
         console.print(part)
     if command.out is not None:
         path = Path(command.out).expanduser()
@@ -163,6 +167,27 @@ def score_tables(runs: Runs, metrics: Metrics, width: int) -> Iterator[Any]:
             cells = [_cell(found[m][name], metrics[m] and found[m][name].value == best[m]) for m in shown]
             status, loss = printable(run.status or "–"), number(last_value(run.history, "train/loss"))
             table.add_row(name, status, f"{run.step:,}", loss, *cells)
+        yield table
+
+
+def seed_table(runs: Runs, keys: Keys, metrics: Metrics) -> Iterator[Any]:
+    """Yield a Rich table of each metric that is True in `metrics`, over runs that differ in their seed alone.
+
+    A row is a group of two such runs or more: its values of the other keys that differ, the number of runs, the mean
+    and the sample standard deviation of their values. Yields nothing without such a group.
+    """
+    groups = dict[str, list[RunFolder]]()
+    for name, run in runs.items() if "seed" in keys else ():
+        own = [f"{key}={values[name]}" for key, values in keys.items() if key != "seed" and name in values]
+        groups.setdefault(", ".join(own) or "all runs", []).append(run)
+    table = new_table("over seeds", "keys", "runs", "mean", "deviation", first_width=None)
+    for metric in (metric for metric, higher in metrics.items() if higher):
+        scores = ((name, [score_of(run, metric).value for run in group]) for name, group in groups.items())
+        values = {name: known for name, of in scores if len(known := [v for v in of if v is not None]) > 1}
+        for n, name in enumerate(sorted(values, key=lambda name: -mean(values[name]))):
+            first = "" if n else printable(f"{metric[0]} {label(metric[1])}")
+            table.add_row(first, name, f"{len(values[name])}", number(mean(values[name])), number(stdev(values[name])))
+    if table.rows:
         yield table
 
 

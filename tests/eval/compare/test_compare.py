@@ -169,3 +169,32 @@ def test_a_folder_that_is_no_run_is_left_out_and_a_wrong_path_refused(
         compared(tmp_path / "a", tmp_path / "nowhere")
     with raises(ConfigError, "outt", "out"):
         compared(tmp_path / "a", "outt=x.csv")
+
+
+def test_runs_that_differ_in_their_seed_alone_are_a_group(compared, tmp_path: Path) -> None:
+    slow, fast = ({"optim": {**CONFIG["optim"], "lr": lr}} for lr in (0.001, 0.01))
+    values = {
+        "a": (0.25, 0, slow),
+        "b": (0.5, 1, slow),
+        "c": (0.5, 0, fast),
+        "d": (0.625, 1, fast),
+        "e": (0.75, 2, fast),
+    }
+    runs = [run(tmp_path / name, valued(value), seed=seed, **keys) for name, (value, seed, keys) in values.items()]
+    lone = run(tmp_path / "f", valued(0.9), optim={**CONFIG["optim"], "lr": 0.1})
+    lines = compared(*runs, lone)
+    begin = lines.index("over seeds keys runs mean deviation")
+    assert lines[begin + 2 :] == [
+        "val image → text R@1 optim.lr=0.01 3 0.625 0.125",
+        "optim.lr=0.001 2 0.375 0.177",
+    ]
+    assert compared(*runs[:2])[-1] == "val image → text R@1 all runs 2 0.375 0.177"
+    again = run(tmp_path / "g", valued(0.25), **slow)
+    for others in ((runs[0], lone), (runs[0], again)):
+        assert not any("over seeds" in line for line in compared(*others))
+
+
+def test_seeds_of_other_data_are_no_group(compared, tmp_path: Path) -> None:
+    one, other = valued(0.25), valued(0.5, source="elsewhere.tar")
+    lines = compared(run(tmp_path / "a", one, seed=0), run(tmp_path / "b", other, seed=1))
+    assert not any("over seeds" in line for line in lines)
