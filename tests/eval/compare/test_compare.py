@@ -181,7 +181,7 @@ def test_runs_that_differ_in_their_seed_alone_are_a_group(compared, tmp_path: Pa
         "e": (0.75, 2, fast),
     }
     runs = [run(tmp_path / name, valued(value), seed=seed, **keys) for name, (value, seed, keys) in values.items()]
-    lone = run(tmp_path / "f", valued(0.9), optim={**CONFIG["optim"], "lr": 0.1})
+    lone = run(tmp_path / "f", valued(0.875), optim={**CONFIG["optim"], "lr": 0.1})
     lines = compared(*runs, lone)
     begin = lines.index("over seeds keys runs mean deviation")
     assert lines[begin + 2 :] == [
@@ -189,7 +189,7 @@ def test_runs_that_differ_in_their_seed_alone_are_a_group(compared, tmp_path: Pa
         "optim.lr=0.001 2 0.375 0.177",
     ]
     assert compared(*runs[:2])[-1] == "val image → text R@1 all runs 2 0.375 0.177"
-    again = run(tmp_path / "g", valued(0.25), **slow)
+    again = run(tmp_path / "g", valued(0.25), seed=0, **slow)
     for others in ((runs[0], lone), (runs[0], again)):
         assert not any("over seeds" in line for line in compared(*others))
 
