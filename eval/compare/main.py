@@ -173,20 +173,23 @@ def score_tables(runs: Runs, metrics: Metrics, width: int) -> Iterator[Any]:
 def seed_table(runs: Runs, keys: Keys, metrics: Metrics) -> Iterator[Any]:
     """Yield a Rich table of each metric that is True in `metrics`, over runs that differ in their seed alone.
 
-    A row is a group of two such runs or more: its values of the other keys that differ, the number of runs, the mean
-    and the sample standard deviation of their values. Yields nothing without such a group.
+    A row is a group of two such runs or more: the keys in which these groups differ, the number of runs, the mean and
+    the sample standard deviation of their values. Yields nothing without such a group.
     """
-    groups = dict[str, list[RunFolder]]()
+    groups = dict[tuple[tuple[str, str], ...], list[RunFolder]]()  # (key, value) of all keys but the seed → runs
     for name, run in runs.items() if "seed" in keys else ():
-        own = [f"{key}={values[name]}" for key, values in keys.items() if key != "seed" and name in values]
-        groups.setdefault(", ".join(own) or "all runs", []).append(run)
+        own = tuple((key, values[name]) for key, values in keys.items() if key != "seed" and name in values)
+        groups.setdefault(own, []).append(run)
     table = new_table("over seeds", "keys", "runs", "mean", "deviation", first_width=None)
     for metric in (metric for metric, higher in metrics.items() if higher):
-        scores = ((name, [score_of(run, metric).value for run in group]) for name, group in groups.items())
-        values = {name: known for name, of in scores if len(known := [v for v in of if v is not None]) > 1}
-        for n, name in enumerate(sorted(values, key=lambda name: -mean(values[name]))):
+        found = ((own, [score_of(run, metric).value for run in group]) for own, group in groups.items())
+        known = ((own, [value for value in values if value is not None]) for own, values in found)
+        rows = sorted(((mean(of), own, of) for own, of in known if len(of) > 1), key=lambda row: -row[0])
+        common = set.intersection(*({*own} for _, own, _ in rows)) if rows else set()
+        for n, (average, own, of) in enumerate(rows):
             first = "" if n else printable(f"{metric[0]} {label(metric[1])}")
-            table.add_row(first, name, f"{len(values[name])}", number(mean(values[name])), number(stdev(values[name])))
+            differing = ", ".join("=".join(pair) for pair in own if pair not in common) or "all runs"
+            table.add_row(first, differing, f"{len(of)}", number(average), number(stdev(of)))
     if table.rows:
         yield table
 
