@@ -30,7 +30,7 @@ from dyad.data.shards.sources import PACKED, SHARDS, ShardSource, files_of, loca
 from dyad.data.shards.storage import open_buffered, shard_name, suffix_of
 from dyad.data.tables.folders import ALWAYS, tables_of
 from dyad.data.tables.image_table import TableOptions, image_column
-from dyad.data.tables.prepare import named_texts, prepared_tables
+from dyad.data.tables.prepare import left_out, named_texts, prepared_tables
 from dyad.data.tables.readers import Fields, Table, open_table
 
 LOOKED_AT = 20  # number of first samples of a shard, or rows, by which the kind of data is recognised
@@ -246,7 +246,8 @@ def open_input(source: str | Sequence[str], options: PackOptions | ReadOptions, 
         raise ConfigError(f"{key}: {folders[0]} is a BEIR folder, which goes alone here.")
     corpus, unread = open_corpus(options.corpus, "corpus") if options.corpus else None, UnreadFields()
     if not folders:
-        return InputQuestions(corpus, _rows(_open_source(source, key, options), options, corpus, unread), unread)
+        rows = _open_source(source, key, options, unread)
+        return InputQuestions(corpus, _rows(rows, options, corpus, unread), unread)
     folder = local_path(folders[0])
     qrels = judgements.qrels_file(folder, options.split, "split")
     queries = open_corpus(judgements.queries_of(qrels), "INPUT")
@@ -268,23 +269,24 @@ def _open(files: Sequence[str]) -> Rows:
     return Rows(Shards([ShardSource(tuple(files))], list(index_shards(files))))
 
 
-def _open_source(source: str | Sequence[str], key: str, options: TableKeys) -> Located[dict[str, Any]]:
-    """Return an iterator over the rows of the files and tables that `source` names, in its order. It yields, for each
-    row, the location and the fields, or the error (a BadRow) instead of the fields. Rows of files that could not be
-    indexed come before the other rows of these files, with the path of the file as location."""
+def _open_source(source: str | Sequence[str], key: str, options: TableKeys, unread: UnreadFields) -> Located[Fields]:
+    """Yield the location and the fields, or the BadRow, of each row of the files and tables that `source` names, in its
+    order. Rows of files that could not be indexed come before the other rows of these files, with the path of the file
+    as location. unread: see `_of_table`."""
     parts: list[Located[dict[str, Any]]] = []
     for _, group in groupby(_named(source, options, key), type):
         each = list(group)
-        tables = [_of_table(table, table_keys(options)) for table in each if isinstance(table, Table)]
+        tables = [_of_table(table, table_keys(options), unread) for table in each if isinstance(table, Table)]
         parts += tables or [_located(_open([file for file in each if isinstance(file, str)]))]
     return chain(*parts)
 
 
-def _of_table(table: Table, options: TableOptions) -> Located[dict[str, Any]]:
-    """Yield the location and the fields, or the BadRow, of each row of a table; columns that the user named are
-    renamed."""
+def _of_table(table: Table, options: TableOptions, unread: UnreadFields) -> Located[dict[str, Any]]:
+    """Yield the location and the fields, or the BadRow, of each row of a table; named columns are renamed, others are
+    counted in `unread`."""
     options.checked(table)
     for where, fields in table.rows():
+        unread.update([] if isinstance(fields, BadRow) else left_out(fields, options))
         yield f"{table.path}: {where}", fields if isinstance(fields, BadRow) else named_texts(fields, options)
 
 
@@ -395,4 +397,4 @@ def open_passages(source: str | Sequence[str], key: str, unread: UnreadFields, o
         unread.add(fields, PASSAGE_FIELDS, " of passages")
         return passage
 
-    return _read(_open_source(source, key, options), convert)
+    return _read(_open_source(source, key, options, unread), convert)
