@@ -18,7 +18,7 @@ from dyad.data.base.errors import BadRow, ConfigError
 from dyad.data.cli.options import PackOptions, ReadOptions, TableKeys, table_keys
 from dyad.data.config import PassageConfig
 from dyad.data.question_passage import fields as row_fields, formats, judgements, questions
-from dyad.data.question_passage.corpus import Corpus, CorpusPassages, corpus_of, open_corpus
+from dyad.data.question_passage.corpus import Corpus, corpus_of, open_corpus
 from dyad.data.question_passage.formats import PASSAGE_FIELDS, PASSAGE_IDS, format_of, passage_of
 from dyad.data.question_passage.passages import Passage
 from dyad.data.question_passage.questions import QuestionRow, is_beir
@@ -357,26 +357,17 @@ def _judged(qrels: str, queries: Corpus, corpus: Corpus, unread: UnreadFields, g
     which this function increases. graded: whether rows get the relevance grade / largest grade, as in training. Raises
     DataError when most judgements have an unknown id.
     """
-
-    def relevant() -> Iterator[judgements.Judgement]:
-        for judgement in judgements.judgements(qrels):
-            unread["grades above 1"] += judgement[2] > 1 and not graded
-            unread["judgements of 0 or less"] += judgement[2] <= 0
-            if judgement[2] > 0:
-                yield judgement
-
-    unknown, numbers, starts, positions, grades = judgements.find_judged(relevant(), (queries, corpus))
-    for side, count in zip(judgements.SIDES, judgements.count_left_out(qrels, unknown, len(positions)), strict=True):
+    left_out, numbers, starts, positions, grades = judgements.find_judged(qrels, (queries, corpus))
+    for side, count in zip(judgements.SIDES, left_out, strict=True):
         unread[f"judgements of an unknown {side}"] += count
+    unread["grades above 1"] += 0 if graded else int((grades > 1).sum())
     ranges = zip(numbers.tolist(), pairwise(starts.tolist()), strict=True)
-    found, shares = {number: slice(*part) for number, part in ranges}, grades / grades.max(initial=1)
+    found, largest = {number: slice(*part) for number, part in ranges}, grades.max(initial=1) if graded else None
 
     def convert(number: int, where: str) -> QuestionRow:
-        fields = queries.rows.fields(number)
-        relevance = shares[found[number]].tolist() if graded else None
+        fields, judged = queries.rows.fields(number), found[number]
         unread.add(fields, QUERY_FIELDS)
-        passages = CorpusPassages(corpus, positions[found[number]])
-        return QuestionRow(formats.query_of(fields), passages, relevance=relevance)
+        return questions.judged_row(formats.query_of(fields), corpus, positions[judged], grades[judged], largest)
 
     yield from _read(((queries.rows.where(number), number) for number in found), convert)
 
