@@ -11,7 +11,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import chain, groupby, islice, pairwise
-from statistics import median_low
 from typing import Any, TypeVar
 
 from dyad.data.base.errors import BadRow, ConfigError
@@ -255,12 +254,10 @@ def open_input(source: str | Sequence[str], options: PackOptions | ReadOptions, 
     return InputQuestions(corpus, _judged(qrels, queries, corpus, unread, options.relevance is not None), unread)
 
 
-def usual_negatives(source: Sequence[str], options: ReadOptions) -> int:
-    """Return the median number of hard negatives of the sound rows among the first LOOKED_AT rows of questions in
-    `source`, the lower one of two; 0 if none of these rows is sound. Errors as of `open_input`."""
+def first_rows(source: Sequence[str], options: ReadOptions) -> list[QuestionRow]:
+    """Return the sound rows among the first LOOKED_AT rows of questions in `source`. Errors as of `open_input`."""
     rows = (row for _, row in islice(open_input(source, options, "SOURCE").rows, LOOKED_AT))
-    counts = [len(row.hard_negatives) for row in rows if isinstance(row, QuestionRow)]
-    return median_low(counts) if counts else 0
+    return [row for row in rows if isinstance(row, QuestionRow)]
 
 
 def _open(files: Sequence[str]) -> Rows:

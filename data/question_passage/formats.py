@@ -339,6 +339,8 @@ def _of_texts(fields: Fields, name: str, counts: Sequence[int]) -> list[tuple[An
     difference of their values, returned as the number and 0; an AnyScore asks for scores of pairs, so for it this
     number is refused. Raises BadRow when the field is missing or has another number of values.
     """
+    if name not in fields and (given := next((each for each in SCORES if each in fields), None)):
+        raise BadFormat(NO_SCORE, f"the row has no '{name}': {given} is read by data.teacher={given}")
     value, count = required_value(fields, name, "the row", NO_SCORE), sum(counts)
     if not isinstance(value, list):
         if max(counts) > 1 or count > (1 if isinstance(name, AnyScore) else 2):

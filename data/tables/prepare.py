@@ -16,7 +16,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, BinaryIO, TypeVar
 
-from dyad.data.base.errors import BadRow, ConfigError, DataError, sound
+from dyad.data.base.errors import BadFormat, BadRow, ConfigError, DataError, sound
 from dyad.data.base.progress import EVERY, print_line, print_once
 from dyad.data.config import DataConfig
 from dyad.data.shards.index_cache import read_cached, write_entry
@@ -64,7 +64,8 @@ def checked_tables(options: TableOptions, check_row: CheckRow = id) -> Tables:
                 try:
                     check_row(named_texts(fields, options))
                 except BadRow as bad:
-                    raise ConfigError(f"{table.path}: {bad}; or name them: {options.prefix}columns=[…]") from None
+                    others = "" if isinstance(bad, BadFormat) else f"; or name others: {options.prefix}columns=[…]"
+                    raise ConfigError(f"{table.path}: {bad}{others}") from None
         return [table.path for table in tables]
 
     return check
