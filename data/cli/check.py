@@ -256,11 +256,12 @@ def _counts(counter: Counter[str]) -> str:
 @dataclass
 class PassageStatistics:
     """Statistics of passages. id_hashes: 64-bit hashes of the ids. keys: content keys (hashes of title and text).
-    sizes: bytes of each text. titles: passages with a title. rows: rows that `of` has read, bad ones included."""
+    sizes: bytes of each text. scores: given ones. titles: passages with a title. rows: rows that `of` has read."""
 
     id_hashes: array[int] = field(default_factory=INTEGERS)
     keys: array[int] = field(default_factory=INTEGERS)
     sizes: array[int] = field(default_factory=INTEGERS)
+    scores: array[float] = field(default_factory=partial(array, "d"))
     titles: int = 0
     rows: int = 0
 
@@ -286,6 +287,7 @@ class PassageStatistics:
         self.keys.append(passage.key)
         self.sizes.append(len(passage.text.encode()))
         self.titles += bool(passage.title)
+        self.scores.extend([] if passage.teacher is None else [passage.teacher])
         if passage.id is not None:
             self.id_hashes.append(content_key(passage.id.encode()))
 
@@ -330,6 +332,10 @@ def check_questions(values: Sequence[str], options: CheckOptions) -> int:
     print(f"answers         {sum(answers):,}, of {len(answers) - answers.count(0):,} questions")
     if inline.keys:
         print(f"passages        {inline}")
+    if inline.scores:
+        most, pairs = max(map(abs, inline.scores)), not sum(lengths["hard_negatives"])
+        fix = f"; objective=cosine_mse needs objective.divisor={most:g}" if pairs and most > 1 else ""
+        print(f"scores          {_quantiles(inline.scores)}{fix}")
     if source.corpus:
         print(f"corpus          {corpus}")
     if source.corpus and positives:
@@ -372,22 +378,19 @@ def _refused(values: Sequence[str], options: CheckOptions, bad: BadLines, rows: 
     return DataError(f"{bad.count:,} problems in {rows:,} rows. Training refuses them.{some}")
 
 
-def _quantiles(values: array[int]) -> str:
+def _quantiles(values: array[int] | array[float]) -> str:
     """Return minimum, median, 95th percentile and maximum for a printed line; "none" without values."""
-    if not values:
-        return "none"
-    low, median, high, most = np.quantile(np.array(values), [0, 0.5, 0.95, 1], method="nearest")
-    return f"min {low:g}, median {median:g}, 95th percentile {high:g}, max {most:g}"
+    names, shares = ("min", "median", "95th percentile", "max"), [0, 0.5, 0.95, 1]
+    found = np.quantile(np.array(values), shares, method="nearest") if values else []
+    return ", ".join(f"{name} {value:g}" for name, value in zip(names, found, strict=False)) or "none"
 
 
 def _finish(
     values: Sequence[str], options: CheckOptions, unread: UnreadFields, bad: BadLines, odd: BadLines, rows: int
 ) -> int:
-    """Print the last part of the report on questions or passages: the fields that the readers did not use, and the
-    messages about odd rows, which training accepts, and bad rows, which training refuses. Return `rows`.
-
-    rows: number of rows that were read. Raises DataError when there is a bad row, or no row at all.
-    """
+    """Print the end of the report on questions or passages: the fields that the readers did not use, odd rows, which
+    training accepts, and bad rows, which it refuses. Return `rows`, the number of rows that were read. Raises DataError
+    when there is a bad row, or no row at all."""
     print(f"not read        {str(unread) or 'nothing'}")
     odd.print("warning")
     if bad.count:

@@ -3,11 +3,12 @@
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from statistics import median_low
 from typing import Any
 
 from dyad.data.base.errors import BadRow, ConfigError, DataError, SampleError
 from dyad.data.cli import outputs
-from dyad.data.cli.inputs import InputKind, is_beir, kind_of, open_input, require_images, shards_of, usual_negatives
+from dyad.data.cli.inputs import InputKind, first_rows, is_beir, kind_of, open_input, require_images, shards_of
 from dyad.data.cli.options import CheckOptions, ImageTask, ReadOptions
 from dyad.data.shards.content_keys import content_key
 from dyad.data.shards.shards import Shards, open_shards
@@ -113,10 +114,12 @@ def train_command(
         if is_beir(values[0]):
             others = [f"data.question.split={split}"] if split != "train" else []
             return outputs.question_command(paths, samples, *others)
-        negatives = usual_negatives(values, options)
+        rows = first_rows(values, options)
+        negatives = median_low([len(row.hard_negatives) for row in rows] or [0])
+        margins = all(passage.teacher == 0 for row in rows for passage in row.hard_negatives)
         # a longer list of negatives is a pool, from which each epoch draws another
         others = [f"data.negatives.per_row={negatives}"] if 1 < negatives < POOL else []
-        return outputs.question_command(paths, samples, *others, negatives=negatives > 0)
+        return outputs.question_command(paths, samples, *others, negatives=negatives > 0, margins=margins)
     if options.task is not ImageTask.image_text:
         return outputs.image_command(paths, samples, options)
     from dyad.data.image_text.sample import ShardSample

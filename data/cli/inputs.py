@@ -11,14 +11,13 @@ from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import chain, groupby, islice, pairwise
-from statistics import median_low
 from typing import Any, TypeVar
 
 from dyad.data.base.errors import BadRow, ConfigError
 from dyad.data.cli.options import PackOptions, ReadOptions, TableKeys, table_keys
 from dyad.data.config import PassageConfig
 from dyad.data.question_passage import fields as row_fields, formats, judgements, questions
-from dyad.data.question_passage.corpus import Corpus, CorpusPassages, corpus_of, open_corpus
+from dyad.data.question_passage.corpus import Corpus, corpus_of, open_corpus
 from dyad.data.question_passage.formats import PASSAGE_FIELDS, PASSAGE_IDS, format_of, passage_of
 from dyad.data.question_passage.passages import Passage
 from dyad.data.question_passage.questions import QuestionRow, is_beir
@@ -30,7 +29,7 @@ from dyad.data.shards.sources import PACKED, SHARDS, ShardSource, files_of, loca
 from dyad.data.shards.storage import open_buffered, shard_name, suffix_of
 from dyad.data.tables.folders import ALWAYS, tables_of
 from dyad.data.tables.image_table import TableOptions, image_column
-from dyad.data.tables.prepare import named_texts, prepared_tables
+from dyad.data.tables.prepare import left_out, named_texts, prepared_tables
 from dyad.data.tables.readers import Fields, Table, open_table
 
 LOOKED_AT = 20  # number of first samples of a shard, or rows, by which the kind of data is recognised
@@ -246,7 +245,8 @@ def open_input(source: str | Sequence[str], options: PackOptions | ReadOptions, 
         raise ConfigError(f"{key}: {folders[0]} is a BEIR folder, which goes alone here.")
     corpus, unread = open_corpus(options.corpus, "corpus") if options.corpus else None, UnreadFields()
     if not folders:
-        return InputQuestions(corpus, _rows(_open_source(source, key, options), options, corpus, unread), unread)
+        rows = _open_source(source, key, options, unread)
+        return InputQuestions(corpus, _rows(rows, options, corpus, unread), unread)
     folder = local_path(folders[0])
     qrels = judgements.qrels_file(folder, options.split, "split")
     queries = open_corpus(judgements.queries_of(qrels), "INPUT")
@@ -254,12 +254,10 @@ def open_input(source: str | Sequence[str], options: PackOptions | ReadOptions, 
     return InputQuestions(corpus, _judged(qrels, queries, corpus, unread, options.relevance is not None), unread)
 
 
-def usual_negatives(source: Sequence[str], options: ReadOptions) -> int:
-    """Return the median number of hard negatives of the sound rows among the first LOOKED_AT rows of questions in
-    `source`, the lower one of two; 0 if none of these rows is sound. Errors as of `open_input`."""
+def first_rows(source: Sequence[str], options: ReadOptions) -> list[QuestionRow]:
+    """Return the sound rows among the first LOOKED_AT rows of questions in `source`. Errors as of `open_input`."""
     rows = (row for _, row in islice(open_input(source, options, "SOURCE").rows, LOOKED_AT))
-    counts = [len(row.hard_negatives) for row in rows if isinstance(row, QuestionRow)]
-    return median_low(counts) if counts else 0
+    return [row for row in rows if isinstance(row, QuestionRow)]
 
 
 def _open(files: Sequence[str]) -> Rows:
@@ -268,23 +266,24 @@ def _open(files: Sequence[str]) -> Rows:
     return Rows(Shards([ShardSource(tuple(files))], list(index_shards(files))))
 
 
-def _open_source(source: str | Sequence[str], key: str, options: TableKeys) -> Located[dict[str, Any]]:
-    """Return an iterator over the rows of the files and tables that `source` names, in its order. It yields, for each
-    row, the location and the fields, or the error (a BadRow) instead of the fields. Rows of files that could not be
-    indexed come before the other rows of these files, with the path of the file as location."""
+def _open_source(source: str | Sequence[str], key: str, options: TableKeys, unread: UnreadFields) -> Located[Fields]:
+    """Yield the location and the fields, or the BadRow, of each row of the files and tables that `source` names, in its
+    order. Rows of files that could not be indexed come before the other rows of these files, with the path of the file
+    as location. unread: see `_of_table`."""
     parts: list[Located[dict[str, Any]]] = []
     for _, group in groupby(_named(source, options, key), type):
         each = list(group)
-        tables = [_of_table(table, table_keys(options)) for table in each if isinstance(table, Table)]
+        tables = [_of_table(table, table_keys(options), unread) for table in each if isinstance(table, Table)]
         parts += tables or [_located(_open([file for file in each if isinstance(file, str)]))]
     return chain(*parts)
 
 
-def _of_table(table: Table, options: TableOptions) -> Located[dict[str, Any]]:
-    """Yield the location and the fields, or the BadRow, of each row of a table; columns that the user named are
-    renamed."""
+def _of_table(table: Table, options: TableOptions, unread: UnreadFields) -> Located[dict[str, Any]]:
+    """Yield the location and the fields, or the BadRow, of each row of a table; named columns are renamed, others are
+    counted in `unread`."""
     options.checked(table)
     for where, fields in table.rows():
+        unread.update([] if isinstance(fields, BadRow) else left_out(fields, options))
         yield f"{table.path}: {where}", fields if isinstance(fields, BadRow) else named_texts(fields, options)
 
 
@@ -355,26 +354,17 @@ def _judged(qrels: str, queries: Corpus, corpus: Corpus, unread: UnreadFields, g
     which this function increases. graded: whether rows get the relevance grade / largest grade, as in training. Raises
     DataError when most judgements have an unknown id.
     """
-
-    def relevant() -> Iterator[judgements.Judgement]:
-        for judgement in judgements.judgements(qrels):
-            unread["grades above 1"] += judgement[2] > 1 and not graded
-            unread["judgements of 0 or less"] += judgement[2] <= 0
-            if judgement[2] > 0:
-                yield judgement
-
-    unknown, numbers, starts, positions, grades = judgements.find_judged(relevant(), (queries, corpus))
-    for side, count in zip(judgements.SIDES, judgements.count_left_out(qrels, unknown, len(positions)), strict=True):
+    left_out, numbers, starts, positions, grades = judgements.find_judged(qrels, (queries, corpus))
+    for side, count in zip(judgements.SIDES, left_out, strict=True):
         unread[f"judgements of an unknown {side}"] += count
+    unread["grades above 1"] += 0 if graded else int((grades > 1).sum())
     ranges = zip(numbers.tolist(), pairwise(starts.tolist()), strict=True)
-    found, shares = {number: slice(*part) for number, part in ranges}, grades / grades.max(initial=1)
+    found, largest = {number: slice(*part) for number, part in ranges}, grades.max(initial=1) if graded else None
 
     def convert(number: int, where: str) -> QuestionRow:
-        fields = queries.rows.fields(number)
-        relevance = shares[found[number]].tolist() if graded else None
+        fields, judged = queries.rows.fields(number), found[number]
         unread.add(fields, QUERY_FIELDS)
-        passages = CorpusPassages(corpus, positions[found[number]])
-        return QuestionRow(formats.query_of(fields), passages, relevance=relevance)
+        return questions.judged_row(formats.query_of(fields), corpus, positions[judged], grades[judged], largest)
 
     yield from _read(((queries.rows.where(number), number) for number in found), convert)
 
@@ -395,4 +385,4 @@ def open_passages(source: str | Sequence[str], key: str, unread: UnreadFields, o
         unread.add(fields, PASSAGE_FIELDS, " of passages")
         return passage
 
-    return _read(_open_source(source, key, options), convert)
+    return _read(_open_source(source, key, options, unread), convert)

@@ -131,15 +131,18 @@ def image_command(paths: Paths, samples: int, options: ReadOptions, captions: st
     return command("python -m train", paths, *words, "epochs=10", f"global_batch_size={min(samples, CLIP_BATCH)}")
 
 
-def question_command(paths: Paths, questions: int, *others: str, negatives: bool = True) -> str:
+def question_command(paths: Paths, questions: int, *others: str, negatives: bool = True, margins: bool = False) -> str:
     """Return a shell command that trains on questions and passages.
 
     paths: configuration keys and values of the data; data.teacher chooses an objective for scores. questions: number of
     training questions, which limits the batch size. others: further arguments. negatives: whether rows have negatives.
+    margins: whether data.teacher gives only differences of two scores.
     """
     scored = "data.teacher" in paths
     recipe = "sts" if scored and not negatives else "mnrl"
-    objective = ["objective=distill_kl"] if scored and negatives else []
+    by_list = ["objective=distill_kl", "objective.similarity=cosine", "objective.temperature=0.05"]
+    learns = ["objective=margin_mse", "objective.similarity=dot"] if margins else by_list
+    objective = learns if scored and negatives else []
     batch = [f"global_batch_size={questions}"] if questions < MNRL_BATCH else []
     words = f"python -m train experiment={recipe} model.text.name=bert-base-uncased"
     return command(words, paths, *objective, *others, *batch)

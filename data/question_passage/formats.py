@@ -38,6 +38,7 @@ from dyad.data.config import PassageConfig
 from dyad.data.question_passage import fields as row_fields
 from dyad.data.question_passage.fields import Fields, finite, id_of, list_of, named, required_value, text_of, texts_of
 from dyad.data.question_passage.passages import Passage, Question
+from dyad.data.tables.prepare import SCORES
 
 QUESTION_IDS = ("query_id", "qid", "question_id", "id", "_id")
 QUESTION_FIELDS = (*QUESTION_IDS, "answers", "metadata")
@@ -338,6 +339,8 @@ def _of_texts(fields: Fields, name: str, counts: Sequence[int]) -> list[tuple[An
     difference of their values, returned as the number and 0; an AnyScore asks for scores of pairs, so for it this
     number is refused. Raises BadRow when the field is missing or has another number of values.
     """
+    if name not in fields and (given := next((each for each in SCORES if each in fields), None)):
+        raise BadFormat(NO_SCORE, f"the row has no '{name}': {given} is read by data.teacher={given}")
     value, count = required_value(fields, name, "the row", NO_SCORE), sum(counts)
     if not isinstance(value, list):
         if max(counts) > 1 or count > (1 if isinstance(name, AnyScore) else 2):
@@ -380,14 +383,10 @@ def _score(entry: Any, where: str) -> float:
 
 NO_SCORE = "no score"  # kind of a BadRow
 LARGEST = 3.4e38  # score of a teacher, a float32
-SCORES = (
-    *("score", "scores", "label", "labels", "similarity_score", "similarity", "relatedness_score", "is_duplicate"),
-    "gold_label",  # SNLI, MNLI: names of classes
-)
 PAIRS = (
     *(("anchor", "positive"), ("query", "positive"), ("question", "positive"), ("query", "answer")),
     *(("question", "answer"), ("query", "passage"), ("query", "document"), ("sentence1", "sentence2")),
-    ("prompt", "answer"),
+    *(("premise", "hypothesis"), ("prompt", "answer")),
 )
 FORMATS = [
     QuestionFormat("Tevatron with ids", "query_text", "positive_document_ids", "", "negative_document_ids", _ids),

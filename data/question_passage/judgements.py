@@ -23,7 +23,7 @@ SIDES = ("question", "passage")  # names of the two ids of a judgement
 
 Judgement = tuple[int, tuple[str, str], int]  # line, ids of question and passage, grade
 Unknown = tuple[Judgement, int]  # a judgement, and the index in SIDES of an id that is missing
-Found = tuple[list[Unknown], Int64s, Int64s, Int64s, Int64s]  # explained by find_judged, which returns it
+Found = tuple[tuple[int, int], Int64s, Int64s, Int64s, Int64s]  # explained by find_judged, which returns it
 
 
 def queries_of(qrels: str) -> str:
@@ -105,39 +105,41 @@ def _cells(text: str, form: tuple[str | None, int], where: str) -> tuple[str, st
     return cells[0], cells[-2], cells[-1]  # the second of TREC's four columns has no meaning
 
 
-def find_judged(judged: Iterable[Judgement], corpora: tuple[Corpus, Corpus]) -> Found:
-    """Look up question and passage of each judgement, and group the passages by question.
+def find_judged(qrels: str, corpora: tuple[Corpus, Corpus]) -> Found:
+    """Look up question and passage of each judgement in the file `qrels`, and group the passages by question.
 
-    corpora: the questions (as a corpus of texts) and the passages. Equal pairs count once, with their largest grade.
-    Returns first a list of the judgements with an unknown id, which are left out of the rest, each with 0 if the
-    question is unknown, 1 if only the passage is. Then four int64 arrays: the positions of the n questions, ascending;
-    n + 1 indices, where the passages of each question begin and end in the two last arrays; the positions of the
-    passages; their grades.
+    corpora: the questions (as a corpus of texts) and the passages. Equal pairs count once, with their largest grade. A
+    question without a grade above 0 is left out. Returns first the two counts of `count_left_out`, of grades above 0.
+    Then four int64 arrays: the positions of the n questions, ascending; n + 1 indices, where the passages of each
+    question begin and end in the two last arrays; the positions of the passages; their grades. Raises DataError and
+    ConfigError as `judgements` and `count_left_out` do.
     """
-    rest, unknown, found = iter(judged), list[Unknown](), (array("q"), array("q"), array("q"))
+    rest, unknown, found = judgements(qrels), list[Unknown](), (array("q"), array("q"), array("q"))
     while block := list(islice(rest, BLOCK)):
         positions = np.stack([side.positions([ids[i] for _, ids, _ in block]) for i, side in enumerate(corpora)])
         known = (positions >= 0).all(axis=0)
         grades = np.array([grade for _, _, grade in block])
         for column, values in zip(found, (*positions, grades), strict=True):
             column.extend(values[known].tolist())
-        unknown += [(block[i], int(positions[0, i] >= 0)) for i in np.flatnonzero(~known).tolist()]
+        unknown += [(block[i], int(positions[0, i] >= 0)) for i in np.flatnonzero(~known & (grades > 0)).tolist()]
     columns = np.asarray(found, np.int64)
     columns = columns[:, np.lexsort(columns[::-1])]
     is_last = np.ones(columns.shape[1], bool)  # last of equal pairs, which has the largest grade
     is_last[:-1] = (columns[:2, 1:] != columns[:2, :-1]).any(axis=0)
-    questions, passages, grades = columns[:, is_last]
+    columns = columns[:, is_last]
+    questions, passages, grades = columns[:, np.isin(columns[0], columns[0, columns[2] > 0])]
+    left_out = count_left_out(qrels, unknown, int((grades > 0).sum()))
     rows, counts = np.unique(questions, return_counts=True)
-    return unknown, rows, np.concatenate([[0], np.cumsum(counts)]), passages, grades
+    return left_out, rows, np.concatenate([[0], np.cumsum(counts)]), passages, grades
 
 
 def count_left_out(qrels: str, unknown: Sequence[Unknown], known: int) -> tuple[int, int]:
     """Count the `unknown` judgements: those of an unknown question, and those of an unknown passage only. Return both
     counts.
 
-    A few such judgements are left out, as some published data sets have them. known: number of judgements without an
-    unknown id. Raises DataError when it is less than the number of unknown ones, because the files then do not belong
-    together. qrels: path of the judgements, for the message.
+    A few such judgements are left out, as some published data sets have them. known: number of the others. Raises
+    DataError when it is less than the number of unknown ones, because the files then do not belong together. qrels:
+    path of the judgements, for the message.
     """
     if len(unknown) > known:
         (line, ids, _), side = unknown[0]

@@ -55,7 +55,9 @@ def no_negatives_message(rows: int) -> str:
     """Return the end of a warning: none of `rows` inspected rows has hard negatives, what follows, and how to get some.
     The rows must be spaced evenly in the data."""
     count = f"none of {rows:,} rows, evenly spaced," if rows > 1 else "its row"
-    return f"{count} has hard negatives, so those of the batch are all there are. python -m eval.mine finds some"
+    others = "others of the batch are all there are, with objective.candidates=list none"
+    found = "python -m eval.mine finds some, data.negatives.lists=[negatives] takes passages judged 0"
+    return f"{count} has hard negatives: {others}. {found}"
 
 
 # ---- mined negatives -----------------------------------------------------------------------------------------------

@@ -32,7 +32,7 @@ from dyad.data.tables.prepare import checked_tables, prepared_tables, table_opti
 
 FORMAT = "1"
 COLUMNS = "3"  # format of RowQuestions.columns; it does not enter the fingerprint
-JUDGED_FORMAT = "3"  # format of the array of `BeirQuestions._judged`; it does not enter the fingerprint
+JUDGED_FORMAT = "4"  # format of the array of `BeirQuestions._judged`; it does not enter the fingerprint
 HEADER = 4  # count of the numbers at the start of this array
 LENGTH, KEY = 2, 3  # rows of RowQuestions.columns, after the two of `hash_ids`
 PREFIXED = ("data.train", "queries")  # queries: what eval.mine reads, by default data.train
@@ -330,7 +330,7 @@ class BeirQuestions:
 
     A passage is relevant if the judgements of the split give it a grade above 0. Can be pickled. corpus: used in place
     of the folder's own passages; None: these are used. key: the configuration key of the folder, for messages. graded:
-    whether rows have the relevance of their positives, which is the grade divided by the largest grade of the file.
+    whether rows have the relevance of their positives.
     columns: as in `RowQuestions`, but number and hash are of title and text. left_out: a message about judgements
     (grade above 0) of unknown ids; "" if there are none. The constructor reads all files if the cache has no index of
     them. It raises ConfigError for a split or a file that the folder lacks; DataError for a damaged file, and when more
@@ -338,7 +338,6 @@ class BeirQuestions:
     """
 
     def __init__(self, folder: str, split: str, corpus: Corpus | None, key: str, graded: bool = False) -> None:
-        self.graded = graded
         qrels = _qrels_of(folder, split, key)
         self.queries = open_corpus(judgements.queries_of(qrels), key)
         self.corpus = corpus or open_corpus(corpus_of(folder) or os.path.join(folder, "corpus.jsonl"), key)
@@ -346,7 +345,8 @@ class BeirQuestions:
         self.fingerprint = json_digest(state)
         self.paths = files = [*self.queries.rows.files, *self.corpus.rows.files]
         self._mapped = cached_array([qrels], "judged", files, [JUDGED_FORMAT, *state], lambda: self._judged(qrels))
-        self._count, *counts, self._largest = self._mapped.array[:HEADER].tolist()
+        self._count, *counts, largest = self._mapped.array[:HEADER].tolist()
+        self._largest = largest if graded else None
         self.left_out = judgements.left_out_line(qrels, counts)
         name = os.path.join(os.path.basename(os.path.normpath(folder)), os.path.relpath(qrels, folder))
         self.files = [FileEntry(name, os.path.getsize(qrels), self._count, self.fingerprint)]
@@ -367,29 +367,30 @@ class BeirQuestions:
 
     def row(self, i: int) -> QuestionRow:
         starts = HEADER + self._count
-        begin, end = self._mapped.array[starts + i : starts + i + 2] + (starts + self._count + 1)
-        relevant = CorpusPassages(self.corpus, np.array(self._mapped.array[begin:end]))
-        if not self.graded:
-            return QuestionRow(self.question(i), relevant)
-        passages = (len(self._mapped.array) - starts - self._count - 1) // 2
-        grades = self._mapped.array[begin + passages : end + passages]
-        return QuestionRow(self.question(i), relevant, relevance=(grades / self._largest).tolist())
+        passages, grades = self._mapped.array[starts + self._count + 1 :].reshape(2, -1)
+        judged = slice(*self._mapped.array[starts + i : starts + i + 2].tolist())
+        return judged_row(self.question(i), self.corpus, passages[judged], grades[judged], self._largest)
 
     def _judged(self, qrels: str) -> Int64s:
-        """Compute one array from the judgements in the file `qrels`. It holds, one after the other: the number n of
-        questions with a known relevant passage (grade above 0); the two counts of `left_out`; the largest grade; the n
-        positions of the questions in queries.jsonl; n + 1 indices, where the relevant passages of each question begin
-        and end; the positions of the relevant passages in the corpus; their grades.
+        """Compute one array from the judgements in the file `qrels`: the number of questions with a known relevant
+        passage (grade above 0), the two counts of `left_out`, the largest grade, and the four arrays of `find_judged`.
 
         Reads every judged question once, so that a bad one is reported before training starts.
         """
-        relevant = (judgement for judgement in judgements.judgements(qrels) if judgement[2] > 0)
-        unknown, rows, starts, passages, grades = judgements.find_judged(relevant, (self.queries, self.corpus))
-        counts = judgements.count_left_out(qrels, unknown, len(passages))
+        counts, rows, starts, passages, grades = judgements.find_judged(qrels, (self.queries, self.corpus))
         for row in rows.tolist():
             self.queries.rows.read(row, query_of)
         header = [len(rows), *counts, grades.max(initial=1)]
         return np.concatenate([header, rows, starts, passages, grades]).astype(np.int64)
+
+
+def judged_row(question: Question, corpus: Corpus, found: Int64s, grades: Int64s, largest: int | None) -> QuestionRow:
+    """Return the row of a question with judged passages, at the positions `found` of the corpus: those of a grade above
+    0 are positives, with the relevance grade / largest (None: without relevance), the others negatives."""
+    right = grades > 0
+    relevance = None if largest is None else (grades[right] / largest).tolist()
+    parts = (CorpusPassages(corpus, found[part]) for part in (right, ~right))
+    return QuestionRow(question, *parts, relevance=relevance)
 
 
 QuestionSource = RowQuestions | BeirQuestions

@@ -10,14 +10,14 @@ import os
 import shlex
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any, BinaryIO, TypeVar
 
-from dyad.data.base.errors import BadRow, ConfigError, DataError, sound
-from dyad.data.base.progress import EVERY, print_line
+from dyad.data.base.errors import BadFormat, BadRow, ConfigError, DataError, sound
+from dyad.data.base.progress import EVERY, print_line, print_once
 from dyad.data.config import DataConfig
 from dyad.data.shards.index_cache import read_cached, write_entry
 from dyad.data.shards.sources import Tables
@@ -30,6 +30,10 @@ FORMAT = 2
 # The most bytes of a table, and of its shard, that are converted at the start of a run; ImageNet's val has 6.3 GiB
 LARGEST = 8 << 30
 ROLES = ("anchor", "positive", "negative")  # names that the named columns of texts get; further ones negative_1, …
+SCORES = (  # columns that say whether, or how well, the texts of a row belong together
+    *("score", "scores", "label", "labels", "similarity_score", "similarity", "relatedness_score", "is_duplicate"),
+    "gold_label",  # SNLI, MNLI: names of classes
+)
 
 CheckRow = Callable[[Fields], object]  # a function that raises BadRow for a row of texts that training refuses
 T = TypeVar("T")
@@ -60,7 +64,8 @@ def checked_tables(options: TableOptions, check_row: CheckRow = id) -> Tables:
                 try:
                     check_row(named_texts(fields, options))
                 except BadRow as bad:
-                    raise ConfigError(f"{table.path}: {bad}; or name them: {options.prefix}columns=[…]") from None
+                    others = "" if isinstance(bad, BadFormat) else f"; or name others: {options.prefix}columns=[…]"
+                    raise ConfigError(f"{table.path}: {bad}{others}") from None
         return [table.path for table in tables]
 
     return check
@@ -70,7 +75,8 @@ def prepared_tables(options: TableOptions, check_row: CheckRow = id) -> Tables:
     """Return a function tables(path) that converts the tables at a path to shards and returns the paths of the shards.
 
     It is the argument `tables` of `parse_sources`. The result is empty for a path that is no table. A shard that the
-    cache has is not made again; a line is printed when one is made. check_row: called with the fields of each row of a
+    cache has is not made again; a line is printed when one is made, and for texts of which options.columns leaves out
+    one of SCORES. check_row: called with the fields of each row of a
     table of texts; raises BadRow for a row that cannot be used (the default accepts all). tables(path) raises
     ConfigError for a table whose shard gets too large, DataError for a bad row, for a table without rows, and if no
     cache folder can be written; and as `tables_of` and `image_table` do.
@@ -92,12 +98,21 @@ def named_texts(fields: Fields, options: TableOptions) -> Fields:
     return chosen | {name: value for name, value in fields.items() if name in (options.relevance, options.teacher)}
 
 
+def left_out(columns: Iterable[str], options: TableOptions) -> list[str]:
+    """Return the names in `columns` that `named_texts` leaves out."""
+    named = (*options.columns, options.relevance, options.teacher)
+    return [name for name in columns if options.columns and name not in named]
+
+
 def _prepared(table: Table, options: TableOptions, check_row: CheckRow) -> str:
     """Return the path of the shard made of a table. Convert the table now if the cache has no such shard. Errors as of
     `prepared_tables`."""
     if images := image_table(table, options):  # rows without captions are kept: training replaces such samples
         options = replace(options, relevance=None, teacher=None)  # a sample keeps all columns
         images = replace(images, options=replace(options, captioned=False))
+    elif scores := [name for name in left_out(table.columns, options) if name in SCORES]:
+        own = f"{table.path}: {options.prefix}columns leaves out {' and '.join(scores)}: whatever is there"
+        print_once(f"{own}, a row counts as a right pair. Keep the rows of right pairs alone")
     chosen = hashlib.sha256(json.dumps([FORMAT, *options.as_args(), options.max_pixels]).encode()).hexdigest()[:8]
     name = f"{shard_name(os.path.normpath(table.path) if table.folder is not None else table.path)}.{chosen}"
     facts: dict[str, Any] = {"name": name, "made_of": _state(table, images)}

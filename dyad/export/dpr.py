@@ -26,11 +26,14 @@ def write(folder: Path, source: ExportSource) -> None:
     The folders are the keys of FOLDERS. Raises ConfigError for a model that is not of texts alone, for an encoder whose
     class AutoModel does not create, and for a tower with a projection, which AutoModel does not have.
     """
-    for name, side in zip(FOLDERS, encoder_sides(source, "dpr"), strict=True):
+    sides, model = encoder_sides(source, "dpr"), source.config.model
+    for name, side in zip(FOLDERS, sides, strict=True):
         if not isinstance(side.tower.projection, nn.Identity):
+            key, off = ("text.dense=true", "false") if model.text.dense else (f"embed_dim={model.embed_dim}", "null")
+            other = "sentence_transformers" if sides[0].tower is sides[1].tower else "onnx"
             raise ConfigError(
-                "format=dpr: transformers' AutoModel has no place for the projection of model.embed_dim="
-                f"{source.config.model.embed_dim}. Take format=sentence_transformers, or train with embed_dim=null"
+                f"format=dpr: transformers' AutoModel has no place for the projection of model.{key}. Take "
+                f"format={other}, or train with model.{key.partition('=')[0]}={off}"
             )
         side.save(folder / name, side.length)
         if _is_dpr(side):

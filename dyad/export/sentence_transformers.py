@@ -31,7 +31,8 @@ def write(folder: Path, source: ExportSource) -> None:
     """
     question, passage = encoder_sides(source, "sentence_transformers")
     if question.tower is not passage.tower:
-        raise ConfigError("format=sentence_transformers has one encoder, model.shared=false two. Take format=dpr")
+        other = "dpr" if isinstance(question.tower.projection, nn.Identity) else "onnx"
+        raise ConfigError(f"format=sentence_transformers has one encoder, model.shared=false two. Take format={other}")
     similarity = source.config.objective.similarity
     with TemporaryDirectory() as encoder:
         question.save(Path(encoder), max(question.length, passage.length))

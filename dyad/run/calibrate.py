@@ -1,8 +1,13 @@
-"""Take temperature and bias of the loss from the weights that a run starts from; describe the inputs of its towers."""
+"""Take temperature and bias of the loss from the weights that a run starts from; compare given scores with cosines;
+describe the inputs of the towers."""
 
 from collections.abc import Iterator
 
+from dyad.data.base.arrays import evenly_spaced
 from dyad.data.image_text.dataset import image_spec
+from dyad.data.image_text.stream import Stream
+from dyad.data.loading.loader import BatchSource
+from dyad.data.loading.negatives import LOOKED_AT
 from dyad.train.config import Activation, ImageTower, TrainConfig
 from dyad.train.losses.objectives.base import Objective
 from dyad.train.towers.libraries.calibration import Calibration
@@ -27,6 +32,19 @@ def calibrate(config: TrainConfig, objective: Objective, known: Calibration | No
     if taken := objective.calibrate(known.logit_scale, known.logit_bias, config.from_weights):
         return [f"{there}. Taken: {', '.join(f'objective.{option}={value:.4g}' for option, value in taken.items())}"]
     return [f"{there}. Not taken: objective={name} has no place for it, and starts as its options say"]
+
+
+def describe_scores(objective: Objective, dataset: BatchSource | Stream, samples: int) -> list[str]:
+    """Return a line for the log if an objective whose cosines become the given scores divided by options.divisor meets
+    larger ones than 1 in at most LOOKED_AT samples, evenly spaced; else []. samples: the number of all samples."""
+    divisor = getattr(objective.options, "divisor", None)
+    if divisor is None or isinstance(dataset, Stream):
+        return []
+    scores = dataset.__getitems__([(0, int(i)) for i in evenly_spaced(samples, LOOKED_AT)]).teacher
+    if scores is None or (largest := scores.abs().max().item()) <= divisor:
+        return []
+    own = f"objective.divisor={divisor:g}: there are scores of {largest:g}, and cosines are at most 1"
+    return [f"{own}. Set objective.divisor to the largest score, such as {largest:g}"]
 
 
 def describe_inputs(config: TrainConfig, model: TwoTowerModel) -> Iterator[str]:

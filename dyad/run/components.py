@@ -16,7 +16,7 @@ from dyad.data.loading.order import Order, local_rows
 from dyad.eval.encode.encoder import Encoder, Evaluator, Report
 from dyad.evaluation.suite import build_evaluators
 from dyad.run.best_checkpoint import refuse_unknown_metric
-from dyad.run.calibrate import calibrate
+from dyad.run.calibrate import calibrate, describe_scores
 from dyad.run.class_names import resolve_classes
 from dyad.run.item_weights import check_item_weights
 from dyad.run.objective_trial import compare_with_one_rank
@@ -148,6 +148,7 @@ def _loss_components(
     notes = calibrate(config, objective, model.calibration)
     samples = sum(getattr(data.order, "sizes", ()))
     notes += raise_on_all(world, lambda: check_item_weights(objective, data.dataset, samples, data.manifest))
+    notes += raise_on_all(world, lambda: describe_scores(objective, data.dataset, samples))
     notes += raise_on_all(world, getattr(data.dataset, "notes", list))
     data = raise_on_all(world, lambda: with_item_numbers(data, objective))
     if main_model is not None:

@@ -32,6 +32,7 @@ EXAMPLES = {
     "all runs, as after a sweep; the table also as CSV": "python -m eval.compare runs/* out=runs.csv",
 }
 FORMULA = ("=", "+", "-", "@", "\t", "\r")  # a spreadsheet takes a cell that begins so for a formula
+NAMED = 3  # runs that are named of the commonest value of a key
 OWN, EACH = 26, 14  # characters of a line for status, steps and loss, and for each metric
 Runs = Mapping[str, RunFolder]  # by name
 Keys = Mapping[str, Mapping[str, str]]  # dotted key → name of a run → its value as text
@@ -85,10 +86,12 @@ def differing_keys(runs: Runs) -> Keys:
     """Return the keys that change the weights and differ between the runs: key → name of a run → its value as text.
 
     A key that an older run lacks has its value in ADDED (train/run_folder/older_runs.py). Other keys that a run lacks,
-    such as options of another objective, have no entry for this run; that is no difference.
+    such as options of another objective, have no entry for this run; that is no difference. from_weights is left out:
+    it follows from what was typed.
     """
     options = {name: {**ADDED, **run.options} for name, run in runs.items()}
-    keys = dict.fromkeys(key for run in runs.values() for key in run.options if not key.startswith(NOT_MATHS))
+    without = (*NOT_MATHS, "from_weights")
+    keys = dict.fromkeys(key for run in runs.values() for key in run.options if not key.startswith(without))
     found = {key: {name: _text(of[key]) for name, of in options.items() if key in of} for key in keys}
     return {printable(key): values for key, values in found.items() if len({*values.values()}) > 1}
 
@@ -142,11 +145,19 @@ def score_of(run: RunFolder, metric: tuple[str, str]) -> Score:
 
 
 def key_tables(keys: Keys) -> Iterator[Any]:
-    """Yield a Rich table of the keys that differ, a row for each value with its runs; a sentence if none differs."""
+    """Yield a Rich table of the keys that differ, a row for each value with its runs; a sentence if none differs.
+
+    The commonest value comes last, and its runs are counted if they are more than NAMED.
+    """
     table = new_table("key", "value", "runs", first_width=None)
     for key, values in keys.items():
-        for n, value in enumerate(dict.fromkeys(values.values())):
-            table.add_row("" if n else key, value, ", ".join(name for name in values if values[name] == value))
+        of_value = {value: [name for name in values if values[name] == value] for value in values.values()}
+        commonest = max(of_value, key=lambda value: len(of_value[value]))
+        if (count := len(of_value[commonest])) > NAMED:
+            del of_value[commonest]
+            of_value[commonest] = [f"the other {count}"]
+        for n, (value, names) in enumerate(of_value.items()):
+            table.add_row("" if n else key, value, ", ".join(names))
     yield table if keys else "No key that changes the weights differs."
 
 
@@ -154,16 +165,19 @@ def score_tables(runs: Runs, metrics: Metrics, width: int) -> Iterator[Any]:
     """Yield Rich tables with a row for each run: its status, steps and loss, and scores.
 
     A table has as many metrics as fit into `width` characters, at least one. "*" marks the best value of a metric that
-    is True in `metrics`.
+    is True in `metrics`, if several runs have it. After the first table, runs without a score in a table are left out.
     """
     found = {m: {name: score_of(run, m) for name, run in runs.items()} for m in metrics}
-    best = {m: max((s.value for s in found[m].values() if s.value is not None), default=None) for m in metrics}
+    values = {m: [s.value for s in found[m].values() if s.value is not None] for m in metrics}
+    best = {m: max(of) if len(of) > 1 else None for m, of in values.items()}
     count = max(1, (width - OWN - max(map(len, runs))) // EACH)
     for start in range(0, max(1, len(metrics)), count):
         shown = [*metrics][start : start + count]
         titles = [printable("\n".join((dataset, *label(metric).rsplit(" ", 1)))) for dataset, metric in shown]
         table = new_table("run", "status", "steps", "loss", *titles, first_width=None)
         for name, run in runs.items():
+            if start and all(found[m][name].value is None for m in shown):
+                continue
             cells = [_cell(found[m][name], metrics[m] and found[m][name].value == best[m]) for m in shown]
             status, loss = printable(run.status or "–"), number(last_value(run.history, "train/loss"))
             table.add_row(name, status, f"{run.step:,}", loss, *cells)

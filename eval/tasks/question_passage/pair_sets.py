@@ -67,6 +67,6 @@ def _with_scores(config: DataConfig) -> DataConfig:
     """Return the data options with which rows of any scored pairs can be read.
 
     The score of a pair is in the field data.teacher, by default "score", or else in a usual one, SCORES of
-    data/question_passage/formats.py. data.relevance is switched off, so that no field is read as a weight.
+    data/tables/prepare.py. data.relevance is switched off, so that no field is read as a weight.
     """
     return replace(config, relevance=None, teacher=AnyScore(config.teacher or "score"))

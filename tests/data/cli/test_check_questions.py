@@ -249,3 +249,11 @@ def test_a_beir_folder_among_other_sources_is_not_taken_for_passages(
     beir, rows = write_beir(tmp_path / "beir"), write_lines(tmp_path / "q.jsonl", [dpr_row(1)])
     done = ended(monkeypatch, "check", joined.format(beir=beir, rows=rows))
     assert done.returncode == 2 and f"{beir} is a BEIR folder, which goes alone here" in done.stderr
+
+
+def test_check_of_columns_that_the_user_leaves_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = write_lines(tmp_path / "x.jsonl", [{"premise": "a", "hypothesis": "b", "label": "contradiction"}] * 2)
+    here(monkeypatch, "check", source, "columns=[premise,hypothesis]")
+    assert "not read        label (2)\n" in capsys.readouterr().out

@@ -104,11 +104,14 @@ def test_pairs_with_a_score_are_no_positives(tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("label", ["entailment", "contradiction", "-"])
-@pytest.mark.parametrize("name", ["gold_label", "label"])
-def test_names_of_classes_are_no_scores(tmp_path: Path, name: str, label: str) -> None:
+@pytest.mark.parametrize(
+    ("first", "second", "name"),
+    [("sentence1", "sentence2", "gold_label"), ("sentence1", "sentence2", "label"), ("premise", "hypothesis", "label")],
+)
+def test_names_of_classes_are_no_scores(tmp_path: Path, first: str, second: str, name: str, label: str) -> None:
     """Rows of SNLI and MNLI: of contradictions the texts do not belong together."""
-    path = write_lines(tmp_path / "a.jsonl", [{"sentence1": "x", "sentence2": "y", name: label}])
-    with raises(DataError, "line 1", name, repr(label), "class", "data.columns=[sentence1,sentence2]") as caught:
+    path = write_lines(tmp_path / "a.jsonl", [{first: "x", second: "y", name: label}])
+    with raises(DataError, "line 1", name, repr(label), "class", f"data.columns=[{first},{second}]") as caught:
         opened(path, None)
     assert "data.teacher" not in str(caught.value) and "cosent" not in str(caught.value)
 
@@ -119,6 +122,16 @@ def test_small_whole_numbers_may_be_classes(tmp_path: Path, name: str, value: ob
     path = write_lines(tmp_path / "a.jsonl", [{"sentence1": "x", "sentence2": "y", name: value}])
     with raises(DataError, "line 1", name, repr(value), "class", "entailment", f"data.teacher={name}"):
         opened(path, None)
+
+
+def test_a_score_that_columns_leave_out_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of contradictions that train as right pairs."""
+    path = write_lines(tmp_path / "a.jsonl", [{"premise": "x", "hypothesis": "y", "label": "contradiction", "n": 1}])
+    opened(path, None, columns=["premise", "hypothesis"])
+    assert f"{path}: data.columns leaves out label: " in capsys.readouterr().err
+    opened(write_lines(tmp_path / "b.jsonl", [{"premise": "x", "hypothesis": "y"}]), None)
+    opened(write_lines(tmp_path / "c.jsonl", [{"a": "x", "b": "y", "n": 1}]), None, columns=["a", "b"])
+    assert "leaves out" not in capsys.readouterr().err
 
 
 def test_a_column_of_a_table(tmp_path: Path) -> None:

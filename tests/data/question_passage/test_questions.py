@@ -174,13 +174,13 @@ def test_scored_candidates(tmp_path: Path, name: str) -> None:
 
 
 def test_a_beir_folder(tmp_path: Path) -> None:
-    """Its judged questions in the order of queries.jsonl; a judgement of 0 is no right passage."""
+    """Its judged questions in the order of queries.jsonl; a passage that is judged 0 is a negative."""
     questions = opened(write_beir(tmp_path / "b"))
     assert len(questions) == 6 and questions.sizes == [6]
     assert plain(questions.row(5)) == (
         Question("q5", "what 5", group="t2"),
         [Passage("text 16", "", "d16"), Passage("text 17", "title 17", "d17")],
-        [],
+        [Passage("text 15", "title 15", "d15")],
         [],
     )
     assert questions.row(5).positives.keys == [Passage("text 16").key, Passage("text 17", "title 17").key]
@@ -193,7 +193,7 @@ def test_a_split_without_header_and_with_repetitions(tmp_path: Path) -> None:
     (folder / "qrels" / "test.tsv").write_text("q7\td2\t1\r\nq1\td5\t2\nq7\td1\t1\nq7\td2\t2\nq3\td1\t-1\n")
     questions = opened(folder, split="test")
     assert [questions.question(i).id for i in range(2)] == ["q1", "q7"] and len(questions) == 2
-    assert [p.id for p in questions.row(1).positives] == ["d1", "d2"]
+    assert [p.id for p in questions.row(1).positives] == ["d1", "d2"] and not questions.row(1).negatives
     (folder / "qrels" / "none.tsv").write_text("query-id\tcorpus-id\tscore\n")
     assert len(opened(folder, split="none")) == 0
 

@@ -141,6 +141,17 @@ def test_a_batch_has_the_scores_of_what_was_drawn(tmp_path: Path) -> None:
     assert batch.teacher is None and batch.extra is not None and batch.extra.teacher is None
 
 
+def test_the_scores_of_another_field_are_named(tmp_path: Path) -> None:
+    """As `data check` names them, when an experiment has set data.teacher."""
+    path = write_lines(tmp_path / "a.jsonl", [{"sentence1": "a", "sentence2": "b", "label": 3.5}])
+    with raises(DataError, "line 1", "'score'", "data.teacher=label"):
+        opened(path, "score")
+    (tmp_path / "a.csv").write_text("sentence1,sentence2,label\na,b,3.5\n")
+    with raises(ConfigError, "a.csv", "'score'", "data.teacher=label") as caught:
+        opened(tmp_path / "a.csv", "score")
+    assert "columns" not in str(caught.value)
+
+
 @pytest.mark.parametrize(("to", "file", "name"), [("dpr", "train.json", "teacher"), ("flag", "train.jsonl", "scores")])
 def test_pack_keeps_them_and_says_how_to_train(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, to: str, file: str, name: str
@@ -164,8 +175,26 @@ def test_scores_of_pairs_are_advised_to_be_learned_where_they_are_kept(
     for command in (("check", path), ("pack", path, f"out={tmp_path / 'new'}", "to=dpr")):
         found = ended(monkeypatch, *command, "teacher=score")
         assert found.returncode == 0 and "experiment=sts" in found.stdout, found
+        assert ("; objective=cosine_mse needs objective.divisor=3.5" in found.stdout) == (command[0] == "check")
     packed = ended(monkeypatch, "pack", path, f"out={tmp_path / 'beir'}", "to=beir", "teacher=score")
     assert "scores" in packed.stdout and "python -m train" not in packed.stdout, packed
+
+
+@pytest.mark.parametrize(
+    ("row", "objective", "scores"),
+    [
+        ({"label": -1.5}, "margin_mse", "min -1.5, median -1.5, 95th percentile 0, max 0"),
+        ({"label": [7, 2]}, "distill_kl", "min 2, median 2, 95th percentile 7, max 7"),
+    ],
+)
+def test_check_names_an_objective_that_learns_the_scores(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, row: Fields, objective: str, scores: str
+) -> None:
+    """One number of a row with a negative is a difference; distill_kl needs a scale where the encoder gives cosines."""
+    path = write_lines(tmp_path / "a.jsonl", [{"query": "q", "positive": "a", "negative": "b", **row}])
+    printed = ended(monkeypatch, "check", path, "teacher=label").stdout
+    assert f"objective={objective} " in printed and f"scores          {scores}\n" in printed, printed
+    assert ("objective.temperature=0.05" in printed) == (objective == "distill_kl")
 
 
 def test_check_counts_what_training_would_read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

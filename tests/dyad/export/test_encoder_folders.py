@@ -229,8 +229,15 @@ def test_what_has_no_place_in_a_format_is_refused(bert: str, tmp_path: Path) -> 
     out = tmp_path / "out"
     with raises(ConfigError, "model.shared=false", "format=dpr"):
         export(export_sentence_transformers.LIBRARY, source(bert, shared=False), out)
-    with raises(ConfigError, "model.embed_dim=8"):
+    with raises(ConfigError, "model.embed_dim=8", "format=sentence_transformers"):
         export(export_dpr.LIBRARY, source(bert, embed_dim=8), out)
+    projected = source(bert, embed_dim=8, shared=False)
+    projected.config.model.text.dense = True  # as if the projection were the Dense module of a folder
+    for library in (export_dpr.LIBRARY, export_sentence_transformers.LIBRARY):
+        with raises(ConfigError, "format=onnx"):
+            export(library, projected, out)
+    with raises(ConfigError, "model.text.dense=true", "format=onnx", "model.text.dense=false"):
+        export(export_dpr.LIBRARY, projected, out)
     half = source(transformers_folder(tmp_path, "t5"), pooling=Pooling.mean)
     for library in (export_dpr.LIBRARY, export_sentence_transformers.LIBRARY):
         with raises(ConfigError, "T5Stack"):

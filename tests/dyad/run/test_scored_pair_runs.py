@@ -39,6 +39,7 @@ def test_the_same_losses_on_any_number_of_processes(
         keys = keys_of("null", steps=3, objective=objective, **{"run.name": name}, **more)
         ended = commands.world(size, *arguments(exact_bert, scored, tmp_path / "runs", keys))
         assert [e.code for e in ended] == [0] * size, ended
+        assert ("Set objective.divisor" in ended[0].out) == (objective == "cosine_mse"), ended  # of scores up to 7
     assert losses(tmp_path / "runs/two") == pytest.approx(losses(tmp_path / "runs/one"), abs=2e-6)
 
 
@@ -57,6 +58,7 @@ def test_the_scores_are_learned_and_val_says_so(
     result = json.loads((tmp_path / "runs/a/eval/val.json").read_text())
     assert result["task"] == "scored_pairs" and result["metrics"]["num_pairs"] == 160
     assert "spearman" in ended.out and "takes pairs only" not in ended.out
+    assert "Set objective.divisor" not in ended.out
     evaluated = commands.run(
         "eval", f"checkpoint={tmp_path / 'runs/a'}", f"suite=[sts:{scored}]", f"out={tmp_path / 'e'}"
     )

@@ -73,11 +73,21 @@ def test_keys_that_differ_and_scores_the_best_first(compared, tmp_path: Path) ->
     assert lines[12:17] == [
         "b finished 200 1.000 0.500* –",
         "0.100–0.900",
-        "a finished 200 2 0.250 0.733*",
+        "a finished 200 2 0.250 0.733",
         "0.100–0.900 0.600–0.850",
         "c running 1,500 2 – –",
     ]
     assert lines[17:] == ["* best of the column; below a value: its 95 % interval"]
+
+
+def test_of_many_runs_the_commonest_value_counts_its_runs(compared, tmp_path: Path) -> None:
+    """Beside a value of few runs; a later table has no row of a run without a score there."""
+    sets = [valued(0.5, dataset=f"set-{n}") for n in range(4)]
+    runs = [run(tmp_path / f"r{n}", *sets[: 1 if n else 4], seed=n % 4 == 1, from_weights=[n]) for n in range(6)]
+    lines = compared(*runs)
+    assert lines[2:4] == ["seed true r1, r5", "false the other 4"] and "from_weights" not in "".join(lines)
+    tables = "\n".join(lines).split("\nrun status")
+    assert "\nr5 finished" in tables[1] and "\nr5 " not in tables[2] and "\nr0 " in tables[2]
 
 
 def test_a_temperature_that_weights_brought_is_the_one_compared(compared, tmp_path: Path) -> None:
