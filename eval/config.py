@@ -133,3 +133,6 @@ class CompareCommand:
     """Options of the command `python -m eval.compare`. The run folders are no options, but arguments without a key."""
 
     out: str | None = described(None, "also write the table to this file as CSV")
+    page: str | None = described(
+        None, "also write an HTML page to this file: the table, and the curves of several runs in one chart"
+    )

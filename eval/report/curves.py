@@ -23,12 +23,14 @@ class Series:
     """One line of a chart.
 
     band: (lower values, upper values) of a band around the line, one for each step; empty for a line without a band.
+    colour: the number of its colour; None: its place in the chart.
     """
 
     label: str
     steps: Sequence[float]
     values: Sequence[float]
     band: Sequence[Sequence[float]] = ()
+    colour: int | None = None
 
 
 @dataclass(frozen=True)

@@ -25,8 +25,8 @@ with chdir("/"):  # Matplotlib takes settings from a file matplotlibrc of the wo
     from matplotlib.figure import Figure
 
 INK, SOFT, GRID, ON_FULL = "#010101", "#020202", "#030303", "#040404"
-# Blue, vermilion and green of Okabe and Ito, which colour-blind people can discern
-LINES = ("#010001", "#010002", "#010003")
+# Blue, vermilion, green, purple, black and orange of Okabe and Ito, which colour-blind people can discern
+LINES = ("#010001", "#010002", "#010003", "#010004", "#010005", "#010006")
 VARIABLES = {INK: "--ink", SOFT: "--soft", GRID: "--grid", ON_FULL: "--on-full"}
 VARIABLES |= {line: f"--line-{n}" for n, line in enumerate(LINES)}
 DASHES = ("-", (0, (5, 2)), (0, (1, 1.5)))  # lines also differ without colour
@@ -66,7 +66,7 @@ def line_chart(title: str, chart: Chart, marks: Sequence[float] = ()) -> Markup:
         if chart.level[1] is not None:
             axes.axhline(chart.level[1], color=SOFT, linewidth=1, linestyle=":")
         for number, series in enumerate(chart.series):
-            _line(axes, series, number % len(LINES))
+            _line(axes, series, (number if series.colour is None else series.colour) % len(LINES))
         if chart.shows:
             axes.update_datalim([(chart.series[0].steps[0], value) for value in chart.shows])
             axes.autoscale_view()
@@ -157,7 +157,7 @@ def _figure(width: float = WIDTH, height: float = HEIGHT, layout: Any = "constra
 
 
 def _line(axes: Axes, series: Series, number: int) -> None:
-    """Draw one line of a chart with the band around it. number: index of its colour and dash pattern.
+    """Draw one line of a chart with the band around it. number: of its colour in LINES and dash pattern in DASHES.
 
     More than POINTS values are averaged in groups; if such a line has no band, the range of each group is drawn as its
     band.
@@ -169,7 +169,15 @@ def _line(axes: Axes, series: Series, number: int) -> None:
         alpha = 0.15 if series.band else 0.2
         axes.fill_between(steps, _averaged(low, min), _averaged(high, max), color=colour, alpha=alpha, linewidth=0)
     marker = "o" if len(steps) <= 12 else None
-    axes.plot(steps, values, color=colour, linestyle=DASHES[number], linewidth=1.4, marker=marker, markersize=2.5)
+    axes.plot(
+        steps,
+        values,
+        color=colour,
+        linestyle=DASHES[number % len(DASHES)],
+        linewidth=1.4,
+        marker=marker,
+        markersize=2.5,
+    )
 
 
 def _averaged(values: Sequence[float], how: Callable[[Any], Any] = np.mean) -> list[float]:

@@ -1,0 +1,150 @@
+"""The runs of a comparison as data: the keys that differ, the scores, and the groups that differ in the seed alone."""
+
+import json
+import os
+import sys
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Any, NamedTuple
+
+from dyad.data.base.errors import ConfigError, printable
+from dyad.eval.report.run_folder import RunFolder, read_run
+from dyad.eval.results.kinds import KINDS, headline, label
+from dyad.eval.results.summary import number, score
+from dyad.train.run_folder.folder import NOT_MATHS
+from dyad.train.run_folder.older_runs import ADDED
+from dyad.train.tracking.panel_types import Score
+
+Runs = Mapping[str, RunFolder]  # by name
+Keys = Mapping[str, Mapping[str, str]]  # dotted key → name of a run → its value as text
+Metrics = Mapping[tuple[str, str], bool]  # (data set, metric) → whether the run with the highest value is the best
+
+
+class SeedRow(NamedTuple):
+    """The values of one metric in two or more runs that differ in their seed alone.
+
+    metric: (data set, metric). keys: the values of the keys in which this group differs from the others, as text. runs:
+    how many runs. mean, deviation: the mean and the sample standard deviation of their values.
+    """
+
+    metric: tuple[str, str]
+    keys: str
+    runs: int
+    mean: float
+    deviation: float
+
+
+def read_runs(folders: Iterable[Path]) -> dict[str, RunFolder]:
+    """Read run folders; return name → content, where the name is the path of a run below the common folder of all runs.
+
+    Folders that are no run folders, are of a newer Dyad, or whose config.yaml cannot be read, are left out, with a line
+    on stderr; so are damaged parts of a run. A folder that is given twice counts once. Raises ConfigError for a path
+    that is no folder, and if fewer than two runs are left.
+    """
+    found = dict[Path, RunFolder]()
+    for folder in folders:
+        try:
+            found[folder.resolve()] = read_run(folder)
+        except ConfigError as error:  # runs/* names the results of `python -m eval model=…` too
+            if not folder.is_dir():
+                raise
+            print(printable(f"left out: {error}"), file=sys.stderr)
+    if len(found) < 2:
+        raise ConfigError("Give two run folders or more, for example: python -m eval.compare runs/a runs/b")
+    root = os.path.commonpath(found)
+    for path, run in found.items():
+        for line in run.unread:
+            print(printable(f"{path}: {line}"), file=sys.stderr)
+    return {printable(os.path.relpath(path, root)): run for path, run in found.items()}
+
+
+def differing_keys(runs: Runs) -> Keys:
+    """Return the keys that change the weights and differ between the runs: key → name of a run → its value as text.
+
+    A key that an older run lacks has its value in ADDED (train/run_folder/older_runs.py). Other keys that a run lacks,
+    such as options of another objective, have no entry for this run; that is no difference. from_weights is left out:
+    it follows from what was typed.
+    """
+    options = {name: {**ADDED, **run.options} for name, run in runs.items()}
+    without = (*NOT_MATHS, "from_weights")
+    keys = dict.fromkeys(key for run in runs.values() for key in run.options if not key.startswith(without))
+    found = {key: {name: _text(of[key]) for name, of in options.items() if key in of} for key in keys}
+    return {printable(key): values for key, values in found.items() if len({*values.values()}) > 1}
+
+
+def _text(value: Any) -> str:
+    """Return a configuration value as text: a string as it is, any other value as JSON.
+
+    Control characters are escaped and credentials removed (`printable`).
+    """
+    return printable(value if isinstance(value, str) else json.dumps(value, default=str, skipkeys=True))
+
+
+def headlines(runs: Runs) -> Metrics:
+    """Return (data set, headline metric) → whether the run with the highest value is the best, in order of the columns.
+
+    It is, if all runs were evaluated on the same data, for the tasks of KINDS (eval/results/kinds.py), in which a
+    higher headline is better; the direction of tasks of plugins is unknown. These metrics come first, of them first
+    those of data.val. Results without metrics are left out.
+    """
+    results = [result for run in runs.values() for result in run.results if result["metrics"]]
+    same = {name: len(data_of(runs, name)) == 1 for name in {result["dataset"] for result in results}}
+    found = {(r["dataset"], headline(r["metrics"])): r["task"] in KINDS and same[r["dataset"]] for r in results}
+    return dict(sorted(found.items(), key=lambda item: (not item[1], item[0][0] != "val", item[0])))
+
+
+def data_of(runs: Runs, dataset: str) -> list[str]:
+    """Return the different data on which runs were evaluated under the name `dataset`, each as its source and sizes."""
+    results = [result for run in runs.values() for result in run.results if result["dataset"] == dataset]
+    sizes = [{m.removeprefix("num_"): score(r, m).value for m in r["metrics"] if m.startswith("num_")} for r in results]
+    texts = (", ".join(f"{number(count)} {name}" for name, count in of.items()) for of in sizes)
+    named = (f"{r.get('source')}{text and f' ({text})'}" for r, text in zip(results, texts, strict=True))
+    return [*dict.fromkeys(named)]
+
+
+def best_first(runs: Runs, metrics: Metrics) -> Runs:
+    """Sort runs by the first metric that is True in `metrics`, the highest value first.
+
+    Runs without a value come last. If no metric is True, the runs keep their order.
+    """
+    first = next((metric for metric, higher in metrics.items() if higher), ("", ""))
+    found = {name: score_of(run, first).value for name, run in runs.items()}
+    return {name: runs[name] for name in sorted(runs, key=lambda name: (found[name] is None, -(found[name] or 0)))}
+
+
+def score_of(run: RunFolder, metric: tuple[str, str]) -> Score:
+    """Return the score of a run in `metric`, a pair (data set, metric); its value is None if the run lacks it."""
+    return score(next((result for result in run.results if result["dataset"] == metric[0]), {"metrics": {}}), metric[1])
+
+
+def best_values(runs: Runs, metrics: Metrics) -> dict[tuple[str, str], float | None]:
+    """Return (data set, metric) → the highest value of the runs; None if fewer than two runs have a value."""
+    found = {m: [s.value for run in runs.values() if (s := score_of(run, m)).value is not None] for m in metrics}
+    return {m: max(values) if len(values) > 1 else None for m, values in found.items()}
+
+
+def metric_name(metric: tuple[str, str]) -> str:
+    """Return the name of a (data set, metric) for people, such as "val image → text R@1"."""
+    return printable(f"{metric[0]} {label(metric[1])}")
+
+
+def over_seeds(runs: Runs, keys: Keys, metrics: Metrics) -> list[SeedRow]:
+    """Return the values of each metric that is True in `metrics` over runs that differ in their seed alone.
+
+    They are in the order of `metrics`, the best group first. keys: those that differ between the runs.
+    """
+    groups = dict[tuple[tuple[str, str], ...], list[RunFolder]]()  # (key, value) of all keys but the seed → runs
+    for name, run in runs.items() if "seed" in keys else ():
+        own = tuple((key, values[name]) for key, values in keys.items() if key != "seed" and name in values)
+        groups.setdefault(own, []).append(run)
+    found = list[SeedRow]()
+    for metric in (metric for metric, higher in metrics.items() if higher):
+        scores = ((own, [score_of(run, metric).value for run in group]) for own, group in groups.items())
+        known = ((own, [value for value in values if value is not None]) for own, values in scores)
+        several = {own: values for own, values in known if len(values) > 1}
+        common = set.intersection(*map(set, several)) if several else set()
+        named = {own: ", ".join("=".join(pair) for pair in own if pair not in common) for own in several}
+        rows = [SeedRow(metric, named[own] or "all runs", len(of), mean(of), stdev(of)) for own, of in several.items()]
+        found += sorted(rows, key=lambda row: -row.mean)
+    return found
