@@ -21,6 +21,7 @@ import torch
 
 from dyad import inputs
 from dyad.data.base.errors import ConfigError, nearest
+from dyad.data.base.progress import print_once
 from dyad.data.config import PassageConfig, QuestionConfig
 from dyad.data.image_text.in_memory import GivenImages, ImageInput, readable
 from dyad.data.image_text.items import Captions, Images, Items
@@ -33,7 +34,7 @@ from dyad.eval.encode.embeddings import encode_corpus, identity_of
 from dyad.eval.encode.encoder import Encoder
 from dyad.eval.search.index_spec import Spec
 from dyad.evaluation.load_model import find_model, settings_of
-from dyad.evaluation.load_run import LoadedModel
+from dyad.evaluation.load_run import LoadedModel, LoadedRun
 from dyad.index import Hit, Index
 from dyad.inputs import OnError, PassageLike
 from dyad.recommend import Recommender, build_recommender
@@ -367,9 +368,10 @@ def load(
     cache lacks are downloaded. device: None for the GPU if there is one, else the CPU. block: how many items a tower
     embeds at a time; None: the value of the run, 256 for other models. workers: number of processes that prepare
     inputs; 0: this process does. width: embeddings have only so many of their first numbers, for a model trained with
-    objective.matryoshka; None: all, as in exports; eval.width of a run is of evaluations alone. Raises ConfigError for
-    a name that is no model, for a device that torch cannot use, and for a block or width below 1; ConfigError or
-    DataError for damaged files. A width above that of the model's embeddings is refused when something is embedded.
+    objective.matryoshka; None: all, as in exports; eval.width of a run is of evaluations alone. A line on stderr says
+    that a run was not trained with this width. Raises ConfigError for a name that is no model, for a device that torch
+    cannot use, and for a block or width below 1; ConfigError or DataError for damaged files. A width above that of the
+    model's embeddings is refused when something is embedded.
     """
     if not isinstance(name, str | PathLike):
         raise ConfigError(f"name={name!r:.80} must be a str or a path, such as 'runs/NAME'")
@@ -378,6 +380,9 @@ def load(
     data, options = replace(found.config.data, workers=workers), found.config.eval
     block = options.block if block is None else inputs.count_of(block, "block")
     width = None if width is None else inputs.count_of(width, "width")
+    if width and isinstance(found, LoadedRun) and width not in getattr(found.config.objective, "matryoshka", []):
+        why = "its first numbers were not trained to be an embedding of their own"
+        print_once(f"width={width}: objective.matryoshka of {found.run} lacks it, so {why}")
     config = replace(found.config, data=data, eval=replace(options, block=block, width=width or options.width))
     world = World(device=device)
     encoder = replace(Encoder.of(config, representation(found.model), world), width=width)

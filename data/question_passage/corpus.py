@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from dyad.data.base.errors import BadRow, DataError
+from dyad.data.base.errors import BadFormat, DataError
 from dyad.data.question_passage.fields import named
 from dyad.data.question_passage.formats import passage_of
 from dyad.data.question_passage.passages import InlinePassages, Passage
@@ -37,7 +37,7 @@ def open_corpus(value: str | Sequence[str], key: str) -> "Corpus":
     (path@2), which a corpus must not have. Raises DataError, naming the line, for a row that is no such passage and for
     a repeated id.
     """
-    return Corpus(open_rows(corpus_files(value, key, prepared_tables(TableOptions()))))
+    return Corpus(open_rows(corpus_files(value, key, prepared_tables(TableOptions(), _passage_with_id))))
 
 
 def corpus_files(value: str | Sequence[str], key: str, tables: Tables) -> list[str]:
@@ -134,7 +134,7 @@ def _passage_with_id(fields: dict[str, Any]) -> Passage:
     """Convert the fields of a row to a passage. Raises BadRow for a row that is no passage or has no id."""
     passage = passage_of(fields)
     if passage.id is None:
-        raise BadRow("no id", f"its fields are {named(fields)}")
+        raise BadFormat("no id", f"its fields are {named(fields)}")
     return passage
 
 

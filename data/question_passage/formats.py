@@ -214,7 +214,7 @@ def passage_of(fields: Any, where: str = "the row") -> Passage:
         raise BadRow("no passage", f"{where} is {fields!r:.80}, no object with a text")
     name = next((name for name in ("text", "contents") if name in fields), None)
     if name is None:
-        raise BadRow("no text", f"{where} has the fields {named(fields)}")
+        raise BadFormat("no text", f"{where} has the fields {named(fields)}")
     title = "" if fields.get("title") is None else text_of(fields["title"], f"title of {where}")
     return Passage(text_of(fields[name], f"{name} of {where}"), title, id_of(fields, PASSAGE_IDS, where))
 

@@ -51,7 +51,9 @@ def qrels_file(folder: str, split: str, setting: str) -> str:
     if not path.is_file():
         splits = sorted(file.stem.removeprefix("qrels.") for file in path.parent.glob(path.name.replace(split, "*")))
         known = ", ".join(splits) or "none"
-        raise ConfigError(f"{setting}={split}: there is no {path}. Splits are {known}.{nearest(split, splits)}")
+        triples = next(path.parent.glob("*triples*.tsv"), None)  # MS MARCO's rows of ids
+        rows = f" Rows are in {triples}: name it and the corpus {path.parent}/collection.tsv" if triples else ""
+        raise ConfigError(f"{setting}={split}: there is no {path}. Splits are {known}.{nearest(split, splits)}{rows}")
     return str(path)
 
 

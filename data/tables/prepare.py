@@ -166,8 +166,11 @@ def _converted(
         try:
             yield where, convert(fields)
         except BadRow as bad:
-            message = f"{f'{table.path}: {where}: {bad}':.1000}. Such rows are left out by"
-            raise DataError(f"{message}: {_pack_command(table, options)} on_error=skip") from None
+            message = f"{f'{table.path}: {where}: {bad}':.1000}"
+            if number == 1 and isinstance(bad, BadFormat):
+                raise DataError(message) from None
+            pack = f"{_pack_command(table, options)} on_error=skip"
+            raise DataError(f"{message}. Such rows are left out by: {pack}") from None
         _refuse_large(file.tell(), table, options)
         if time.monotonic() - last_line >= EVERY:
             last_line = time.monotonic()

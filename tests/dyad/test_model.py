@@ -118,8 +118,9 @@ def test_an_instruction_takes_the_place_of_the_prefix(texts: Path, run: Path, be
         of_images.search(of_images.index(images), "a frog", prefix="find: ")
 
 
-def test_embeddings_may_be_cut(run: Path, images: Path) -> None:
+def test_embeddings_may_be_cut(run: Path, images: Path, capsys: pytest.CaptureFixture[str]) -> None:
     whole, cut = dyad.load(str(run), "cpu"), dyad.load(str(run), "cpu", width=8)
+    assert "width=8: objective.matryoshka of " in capsys.readouterr().err
     theirs = whole.encode_text(["a frog", "a toad"], normalize=False)[:, :8]
     assert np.array_equal(cut.encode_text(["a frog", "a toad"], normalize=False), theirs)
     assert np.allclose(np.linalg.norm(cut.encode_text("a frog"), axis=1), 1)

@@ -296,3 +296,11 @@ def test_an_index_that_cannot_be_asked_for(tmp_path: Path) -> None:
     path = write_lines(tmp_path / f"{'a' * 225}.jsonl", map(corpus_row, range(3)))
     with raises(DataError, path, "XDG_CACHE_HOME"):
         opened(path)
+
+
+def test_a_table_of_no_passages_is_named_and_not_its_shard(tmp_path: Path) -> None:
+    for head in ("anchor,positive", "text,url"):
+        (tmp_path / "pairs.csv").write_text(f"{head}\na,b\n")
+        with raises(DataError, tmp_path / "pairs.csv", "row 1", head.replace(",", ", ")) as caught:
+            open_corpus(str(tmp_path / "pairs.csv"), "items")
+        assert ".jsonl" not in str(caught.value) and "pack" not in str(caught.value)

@@ -340,6 +340,11 @@ def test_what_is_not_there(tmp_path: Path) -> None:
     folder = write_beir(tmp_path / "b")
     with raises(ConfigError, "data.question.split=tran", "'train'"):
         opened(folder, split="tran")
+    (folder / "collection.tsv").touch()
+    (folder / "qidpidtriples.train.tsv").touch()
+    with raises(ConfigError, "qrels.train.tsv", folder / "qidpidtriples.train.tsv", folder / "collection.tsv"):
+        opened(folder)
+    (folder / "collection.tsv").unlink()
     (folder / "queries.jsonl").rename(folder / "queries.jsonl.zst")
     with raises(ConfigError, "data.train=", "queries.jsonl", "queries.jsonl.zst"):
         opened(folder)

@@ -97,7 +97,7 @@ def test_embeddings_of_an_open_clip_model_are_those_of_open_clip(here: Path) -> 
     assert model.temperature == pytest.approx(np.exp(-3.5))
 
 
-def test_a_sentence_transformer_is_evaluated_with_its_prompts(here: Path) -> None:
+def test_a_sentence_transformer_is_evaluated_with_its_prompts(here: Path, capfd: pytest.CaptureFixture[str]) -> None:
     keys = ("data.question.prefix='ask: '", "data.passage.prefix='say: '", "data.passage.title=drop")
     run, beir = make_text_run(here / "run", *keys), write_beir(here / "small")
     command(evaluate, f"checkpoint={run}", f"suite=[beir:{beir}]", "out=own", "baselines=[]")
@@ -107,6 +107,7 @@ def test_a_sentence_transformer_is_evaluated_with_its_prompts(here: Path) -> Non
         assert metrics(here / f"of_{kind}/small.json") == pytest.approx(metrics(here / "own/small.json"), abs=1e-6)
         found = json.loads((here / f"of_{kind}/small.json").read_text())["baselines"]
         assert list(found) == ["bm25", "fusion"]  # before training it is the same model
+    assert "UNEXPECTED" not in capfd.readouterr().err  # transformers' table of DPR's own names of the weights
     (here / "sentence_transformers/dyad.json").unlink()
     config = find_model("st:sentence_transformers").config
     assert (config.data.question.prefix, config.data.passage.prefix) == ("ask: ", "say: ")

@@ -18,7 +18,7 @@ from omegaconf import MISSING, DictConfig, OmegaConf
 
 from dyad.data.base.errors import ConfigError
 from dyad.train.arguments import as_argument
-from dyad.train.config import Pooling, Task, TextTower, TrainConfig
+from dyad.train.config import LISTED, Pooling, Task, TextTower, TrainConfig
 from dyad.train.losses.options.choices import Similarity
 from dyad.train.towers.libraries.published import (
     cache_cannot_tell,
@@ -218,6 +218,13 @@ def describe_choices(config: TrainConfig) -> Iterator[str]:
             yield (
                 f"{key} is taken as a plain encoder: the hub's cache does not know whether it has a "
                 f"{MODULES}, as SentenceTransformers have. Fetch it once: hf download {name} {MODULES}"
+            )
+        settings = file_of(name, "config.json", fetch=False) if name and text.kind == TextTower.transformers else None
+        (kind, *_) = (settings and read_json(settings).get("architectures")) or [""]
+        if text.pooling is not Pooling.last and str(kind).endswith("ForCausalLM") and config.task in LISTED:
+            yield (
+                f"model.text.pooling={text.pooling.value}: {key} is a {kind}, whose tokens see only those before them. "
+                "model=decoder takes the last one, with LoRA: type it before model.text.name"
             )
         return
     own = {key: as_argument(value) for key, value in found.defaults.items() if key in OF_TASK[config.task]}

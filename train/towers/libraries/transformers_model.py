@@ -134,19 +134,33 @@ def load_model(key: str, name: str, pretrained: bool, kind: str = "AutoModel") -
                 _check_size(key, auto.from_config(settings, **SAFE))
         if not pretrained:
             return TransformersModel(key, auto.from_config(settings, dtype=torch.float32, **SAFE), False)
-        model, found = auto.from_pretrained(
-            location,
-            revision=revision,
-            config=settings,
-            dtype=dtype if mapped else torch.float32,
-            use_safetensors=True,
-            output_loading_info=True,
-            key_mapping={rf"^({WRAPPERS})+": ""} if prefixed else None,
-            **SAFE,
-        )
+        with _without_report():
+            model, found = auto.from_pretrained(
+                location,
+                revision=revision,
+                config=settings,
+                dtype=dtype if mapped else torch.float32,
+                use_safetensors=True,
+                output_loading_info=True,
+                key_mapping={rf"^({WRAPPERS})+": ""} if prefixed else None,
+                **SAFE,
+            )
         if prefixed:
             model._weight_conversions = None  # save_pretrained would write the prefix again
     return TransformersModel(key, model, True, frozenset(found["missing_keys"]), frozenset(found["unexpected_keys"]))
+
+
+@contextmanager
+def _without_report() -> Iterator[None]:
+    """In the `with` block, transformers prints no table of missing and further weights; we refuse what matters."""
+    import transformers
+
+    before = transformers.logging.get_verbosity()
+    transformers.logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        transformers.logging.set_verbosity(before)
 
 
 def _refuse_pickle(key: str, folder: Path) -> None:

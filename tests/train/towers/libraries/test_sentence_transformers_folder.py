@@ -9,7 +9,7 @@ import huggingface_hub
 import numpy as np
 import pytest
 import torch
-from helpers import tiny_bert
+from helpers import tiny_bert, tiny_llama
 from helpers.export import near
 from helpers.messages import raises
 from omegaconf import OmegaConf
@@ -165,6 +165,15 @@ def test_a_plain_encoder_has_the_defaults_of_the_keys(bert: str) -> None:
     assert (config.data.question.length, config.data.passage.length) == (32, 128)
     assert (config.model.text.pooling, config.objective.similarity.value) == (Pooling.mean, "dot")
     assert list(describe_choices(config)) == []
+
+
+def test_a_causal_model_that_is_not_pooled_at_its_last_token_is_said(tmp_path: Path) -> None:
+    folder = Path(tiny_llama.write(tmp_path / "llama"))
+    settings = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(settings | {"architectures": ["LlamaForCausalLM"]}))
+    (line,) = describe_choices(configured(folder, "objective=dpr"))
+    assert line.startswith("model.text.pooling=mean: ") and "LlamaForCausalLM" in line and "model=decoder" in line
+    assert list(describe_choices(configured(folder, "objective=dpr", "model.text.pooling=last"))) == []
 
 
 def test_a_projection_that_nobody_typed_is_said(bert: str) -> None:
