@@ -91,8 +91,8 @@ def build_components(config: TrainConfig, world: World, origin: Path | None = No
 
     Seeds torch's global generator with config.seed. Downloads published weights, and writes indexes of data, that the
     caches lack. Puts the towers on the device of the rank, sharded if the configuration asks for it. A plugin's
-    objective is tried on several ranks (dyad/run/objective_trial.py). origin: the run folder that gives the weights: the
-    models are built from its copies of their files, and no published weights are loaded. Raises ConfigError or
+    objective is tried on several ranks (dyad/run/objective_trial.py). origin: the run folder that gives the weights:
+    the models are built from its copies of their files, and no published weights are loaded. Raises ConfigError or
     DataError, on all ranks, for options or data that cannot be used.
     """
     torch.manual_seed(config.seed)

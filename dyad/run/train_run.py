@@ -7,7 +7,7 @@ from functools import partial
 
 import torch
 
-from dyad.data.base.errors import ConfigError, Preempted
+from dyad.data.base.errors import Preempted
 from dyad.data.config import Mode
 from dyad.data.loading.loader import worker_count
 from dyad.eval.encode.encoder import Encoder
@@ -17,7 +17,7 @@ from dyad.run.components import build_components
 from dyad.run.evaluation import Evaluation
 from dyad.run.hardware import describe_hardware, explain_device_errors, resolve_precision
 from dyad.run.indexing import index_shares
-from dyad.run.resume import ResumeSource, lock_and_find, restore_components, verify_source
+from dyad.run.resume import lock_and_find, restore_components, verify_source
 from dyad.train.config import TrainConfig
 from dyad.train.config_rules import validate
 from dyad.train.distributed.agreement import from_rank_0, raise_on_all, rank_0_only
@@ -79,9 +79,7 @@ def train_run(world: World, config: TrainConfig) -> None:
     check_same_config(world, {"data": components.data.fingerprint})
     with ExitStack() as stack:
         # Where the run begins
-        source = from_rank_0(world, lambda: lock_and_find(config, folder, stack))
-        if origin and source == ResumeSource():
-            raise ConfigError(f"{origin}: its checkpoints were removed while the run started. Start it again")
+        source = from_rank_0(world, lambda: lock_and_find(config, folder, stack, origin))
         verify_source(source, world)
         restored = raise_on_all(world, lambda: restore_components(source, components, config))
         run = TrainingRun(config, world, folder, components, source, restored)

@@ -260,7 +260,7 @@ def origin_run(config: TrainConfig) -> Path | None:
 
 
 def _resumed_run(config: TrainConfig) -> Path | None:
-    """Return the run that is resumed: that in the run folder, or that of the path in resume_mode; None for a new run."""
+    """Return the run that is resumed: that in the run folder, or that of resume_mode's path; None for a new run."""
     if (mode := resume_mode(config)) in ("auto", "never"):
         return None if resumed_keys(config) is None else run_folder(config)
     return run_of(Path(mode))

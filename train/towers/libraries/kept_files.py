@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from dyad.data.base.errors import ConfigError
-from dyad.data.base.files import leads_inside, remove, write_bytes
+from dyad.data.base.files import leads_inside, open_foreign, remove, write_bytes
 from dyad.train.config import ImageTower, ModelConfig, TextTower, TrainConfig
 from dyad.train.towers.libraries.published import ALLOWED_FILES, MAX_BYTES, config_file
 
@@ -64,7 +64,7 @@ def keep_files(config: TrainConfig, run: Path, origin: Path | None) -> None:
         inside = partial if _source(name).suffix == ".json" else partial / copy.name
         for file, source in files.items():
             (inside / file).parent.mkdir(parents=True, exist_ok=True)
-            write_bytes(inside / file, source.read_bytes())
+            write_bytes(inside / file, _content(source))
         os.rename(partial, copy.parent)  # last: a half written copy must not look whole
 
 
@@ -77,7 +77,7 @@ def refuse_changed_files(config: TrainConfig, run: Path | None) -> None:
         if (kept := kept_name(name, run) or name) == name or not _source(name).exists():
             continue
         now, then = _files(name), _files(kept)
-        if changed := [file for file in then if file not in now or now[file].read_bytes() != then[file].read_bytes()]:
+        if changed := [file for file in then if file not in now or _content(now[file]) != _content(then[file])]:
             raise ConfigError(
                 f"{name}: {changed[0]} is not what it was when {run} began. Put back {kept}, or choose another "
                 "run.name without init_from"
@@ -107,3 +107,8 @@ def _files(name: str) -> dict[str, Path]:
     folder = path.parent if path.is_file() else path
     found = [file for pattern in PATTERNS for file in sorted(folder.glob(pattern))]
     return {str(file.relative_to(folder)): file for file in found if file.is_file() and file.stat().st_size < MAX_BYTES}
+
+
+def _content(path: Path) -> bytes:
+    with open_foreign(path, MAX_BYTES) as file:
+        return file.read()

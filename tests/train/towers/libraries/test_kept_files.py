@@ -6,6 +6,7 @@ The two-rank resume is in tests/faults/test_resume.py.
 import json
 import shutil
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +22,7 @@ from dyad.data.base.errors import ConfigError
 from dyad.evaluation.load_model import find_model
 from dyad.export.library import ExportSource
 from dyad.export.main import chosen_format, export, library_of
+from dyad.run.resume import lock_and_find
 from dyad.run.train_run import train_run
 from dyad.train.cli.compose import compose_config
 from dyad.train.config import ModelConfig, TrainConfig
@@ -133,6 +135,12 @@ def test_a_changed_file_of_a_folder_is_named(tmp_path: Path) -> None:
     settings.write_text(settings.read_text().replace('"quick_gelu"', '"gelu"'))
     with raises(ConfigError, "config.json", f"{run}/model"):
         check_run(compose_config(command(tmp_path, words)))
+
+
+def test_checkpoints_that_vanish_during_a_start_leave_no_run_of_random_weights(tmp_path: Path) -> None:
+    config = compose_config(command(tmp_path, vit(tmp_path)))
+    with ExitStack() as stack, raises(ConfigError, run_folder(config)):
+        lock_and_find(config, run_folder(config), stack, run_folder(config))
 
 
 def test_the_models_of_auxiliary_losses_are_kept(tmp_path: Path) -> None:
