@@ -17,7 +17,7 @@ from dyad.data.loading.order import Order, local_rows
 from dyad.eval.encode.encoder import Encoder, Evaluator, Report
 from dyad.evaluation.suite import build_evaluators
 from dyad.run.best_checkpoint import refuse_unknown_metric
-from dyad.run.calibrate import calibrate
+from dyad.run.calibrate import calibrate, describe_positions
 from dyad.run.class_names import resolve_classes
 from dyad.run.item_weights import check_item_weights
 from dyad.run.objective_trial import compare_with_one_rank
@@ -158,6 +158,7 @@ def _loss_components(
     if isinstance(tower := model.towers.x_tower, SequenceTower) and isinstance(objective, Cpc):
         tower.set_prediction_matrices(objective.w_HDD)
     notes = calibrate(config, objective, model.calibration)
+    notes += [] if restored else describe_positions(config)
     samples = sum(getattr(data.order, "sizes", ()))
     notes += raise_on_all(world, lambda: check_item_weights(objective, data.dataset, samples, data.manifest))
     notes += raise_on_all(world, getattr(data.dataset, "notes", list))

@@ -164,8 +164,8 @@ def lock_and_find(config: TrainConfig, folder: Path, stack: ExitStack, origin: P
     `resume` names the checkpoint at which the run in the folder began, that run's own newest checkpoint is taken.
     Prints a line for each damaged checkpoint that is passed over. origin: the run for which `build_components` left out
     pretrained weights. Raises ConfigError if the folder cannot be made or is in use, or has a run of another
-    configuration, or if there is an `origin` and no checkpoint; HardwareError if it cannot be written; and the errors of
-    `locate` (train/run_folder/locate.py) if there is no such checkpoint or no undamaged one.
+    configuration, or if there is an `origin` and no checkpoint; HardwareError if it cannot be written; and the errors
+    of `locate` (train/run_folder/locate.py) if there is no such checkpoint or no undamaged one.
     """
     with write_errors(folder):
         stack.enter_context(locked_folder(folder))
