@@ -8,10 +8,12 @@ import shlex
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
+from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar
 
 from dyad.data.base.errors import ConfigError, nearest
+from dyad.data.base.progress import print_once
 from dyad.data.base.secrets import HIDDEN
 from dyad.data.shards.scan_tar import unread_images
 from dyad.data.shards.storage import SCHEMES, list_remote, scheme_of, shard_name
@@ -223,13 +225,23 @@ def _remote(url: str, key: str, suffixes: tuple[str, ...], tables: Tables) -> Se
 
 
 def _of_folder(files: list[str], path: str, key: str, suffixes: tuple[str, ...]) -> list[str]:
-    """Return those of the files of the folder `path` that are shards. Raises ConfigError if there is none."""
+    """Return those of the files of the folder or glob `path` that are shards; compressed ones give a printed line.
+
+    Raises ConfigError if there is none.
+    """
     if not (shards := _with_samples(files, suffixes)):
         packed = next((f" {_how_to_unpack(file)}" for file in files if file.endswith(PACKED)), "")
         unread = unread_images(Counter(os.path.splitext(file)[1].lower().removeprefix(".") for file in files))
         hint = f" Not read: {unread}" if unread else packed
         raise ConfigError(f"{key}={path} matches nothing: there is no {_either(suffixes)} file.{hint}")
+    if packed := [file for file in files if file.endswith(PACKED)]:
+        kinds = Counter("".join(Path(shard_name(file)).suffixes[-2:]) for file in packed)
+        counts = ", ".join(f"{count:,} {kind}" for kind, count in kinds.items())
+        _print_first(f"{path}: not read: {counts}; {_how_to_unpack(packed[0])}")
     return shards
+
+
+_print_first = cache(print_once)  # a command looks up its files several times
 
 
 def _with_samples(files: list[str], suffixes: tuple[str, ...]) -> list[str]:

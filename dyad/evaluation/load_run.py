@@ -16,6 +16,7 @@ from dyad.train.config import TrainConfig
 from dyad.train.losses import OBJECTIVES
 from dyad.train.run_folder.folder import saved_config, without_best
 from dyad.train.towers.libraries.calibration import Calibration
+from dyad.train.towers.libraries.kept_files import kept_model
 
 if TYPE_CHECKING:
     from dyad.train.distributed.world import World
@@ -141,6 +142,7 @@ def load_on_all(path: str, world: "World") -> LoadedRun:
 def read_config(run: Path) -> TrainConfig:
     """Read the configuration of a run from its config.yaml.
 
+    Names of models that the run folder has a copy of are paths of these copies (train/towers/libraries/kept_files.py).
     Plugins that it names are not imported: those that the model needs must be imported before. Raises ConfigError if
     the file is missing, a link out of the folder, or no configuration of this version.
     """
@@ -149,9 +151,10 @@ def read_config(run: Path) -> TrainConfig:
     hint = plugins_needed([str(name) for name in names] if isinstance(names, list) else [])
     try:
         objective = OmegaConf.merge(OmegaConf.structured(OBJECTIVES[saved.objective.name]), saved.objective)
-        return to_train_config(OmegaConf.merge(OmegaConf.structured(TrainConfig), saved, {"objective": objective}))
+        config = to_train_config(OmegaConf.merge(OmegaConf.structured(TrainConfig), saved, {"objective": objective}))
     except (OmegaConfBaseException, LookupError, AttributeError, TypeError, ValueError) as error:
         reason = "no objective " * isinstance(error, KeyError) + " ".join(str(error).split())[:200]
         raise ConfigError(f"{run}/config.yaml is not a configuration of this version: {reason}.{hint}") from error
     except ConfigError as error:
         raise ConfigError(f"{run}/config.yaml: {error}.{hint}") from error
+    return replace(config, model=kept_model(config.model, run))

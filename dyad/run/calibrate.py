@@ -8,10 +8,13 @@ from dyad.data.image_text.dataset import image_spec
 from dyad.data.image_text.stream import Stream
 from dyad.data.loading.loader import BatchSource
 from dyad.data.loading.negatives import LOOKED_AT
-from dyad.train.config import Activation, ImageTower, TrainConfig
+from dyad.train.config import Activation, ImageTower, TextTower, TrainConfig
 from dyad.train.losses.objectives.base import Objective
 from dyad.train.towers.libraries.calibration import Calibration
+from dyad.train.towers.libraries.open_clip import BuildContext, resolve_model_name
 from dyad.train.towers.models import ImageModel, ImageTextModel, TwoTowerModel
+
+CONTEXT_LENGTH = 77  # of open_clip, for a model whose configuration has none
 
 
 def calibrate(config: TrainConfig, objective: Objective, known: Calibration | None) -> list[str]:
@@ -45,6 +48,25 @@ def describe_scores(objective: Objective, dataset: BatchSource | Stream, samples
         return []
     own = f"objective.divisor={divisor:g}: there are scores of {largest:g}, and cosines are at most 1"
     return [f"{own}. Set objective.divisor to the largest score, such as {largest:g}"]
+
+
+def describe_positions(config: TrainConfig) -> list[str]:
+    """Return a line for the log if open_clip has interpolated the position embeddings of pretrained weights, else [].
+
+    It does so to load them into a text tower that takes texts of another length (model.text.context_length).
+    """
+    import open_clip
+
+    (name, weights), wanted = BuildContext(config.model, True).text_model, config.model.text.context_length
+    if wanted is None or not config.has_texts or config.model.text.kind is not TextTower.open_clip:
+        return []
+    known = resolve_model_name(name)
+    settings = (open_clip.get_model_config(known) or {}).get("text_cfg", {})
+    own, has_table = settings.get("context_length", CONTEXT_LENGTH), "hf_model_name" not in settings
+    if own == wanted or not has_table or not (weights or ":" in known):
+        return []
+    problem = f"model.text.context_length={wanted}: open_clip interpolates the {own} positions of the weights"
+    return [f"{problem}, so that texts get others than these were trained with. Fine-tune the model before use"]
 
 
 def describe_inputs(config: TrainConfig, model: TwoTowerModel) -> Iterator[str]:

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Any, cast
 
 import torch
@@ -16,7 +17,7 @@ from dyad.data.loading.order import Order, local_rows
 from dyad.eval.encode.encoder import Encoder, Evaluator, Report
 from dyad.evaluation.suite import build_evaluators
 from dyad.run.best_checkpoint import refuse_unknown_metric
-from dyad.run.calibrate import calibrate, describe_scores
+from dyad.run.calibrate import calibrate, describe_positions, describe_scores
 from dyad.run.class_names import resolve_classes
 from dyad.run.item_weights import check_item_weights
 from dyad.run.objective_trial import compare_with_one_rank
@@ -35,6 +36,7 @@ from dyad.train.step.loss_term import LossTerm
 from dyad.train.step.step import TrainStep
 from dyad.train.towers.batch_norm import check_batch_norms
 from dyad.train.towers.build import build_model, share_towers
+from dyad.train.towers.libraries.kept_files import kept_model
 from dyad.train.towers.libraries.open_clip import may_download
 from dyad.train.towers.libraries.transformers_model import weights_in_files
 from dyad.train.towers.models import SequenceModel, TwoTowerModel
@@ -84,20 +86,24 @@ class Components:
     notes: Sequence[str]
 
 
-def build_components(config: TrainConfig, world: World) -> Components:
+def build_components(config: TrainConfig, world: World, origin: Path | None = None) -> Components:
     """Build the components of a new run, with equal weights on every rank. Every rank must call it.
 
     Seeds torch's global generator with config.seed. Downloads published weights, and writes indexes of data, that the
     caches lack. Puts the towers on the device of the rank, sharded if the configuration asks for it. A plugin's
-    objective is tried on several ranks (dyad/run/objective_trial.py). Raises ConfigError or DataError, on all ranks,
-    for options or data that cannot be used.
+    objective is tried on several ranks (dyad/run/objective_trial.py). origin: the run folder that gives the weights:
+    the models are built from its copies of their files, and no published weights are loaded. Raises ConfigError or
+    DataError, on all ranks, for options or data that cannot be used.
     """
     torch.manual_seed(config.seed)
-    own = _loss_components(config, world)
+    configs = {"": config, **auxiliary_configs(config)}
+    configs = {name: replace(each, model=kept_model(each.model, origin)) for name, each in configs.items()}
+    restored = config.init_from is not None or origin is not None
+    own = _loss_components(configs.pop(""), world, restored)
     auxiliary: dict[str, LossComponents] = {}
-    for name, of_loss in auxiliary_configs(config).items():
+    for name, of_loss in configs.items():
         with errors_of(name):
-            auxiliary[name] = _loss_components(resolve_classes(of_loss, world), world, own.model, name)
+            auxiliary[name] = _loss_components(resolve_classes(of_loss, world), world, restored, own.model, name)
     steps = total_steps(config, own.data.order.steps_per_epoch)
 
     def loss_term(name: str, loss: LossComponents) -> LossTerm:
@@ -123,18 +129,19 @@ def build_components(config: TrainConfig, world: World) -> Components:
 
 
 def _loss_components(
-    config: TrainConfig, world: World, main_model: TwoTowerModel | None = None, name: str = ""
+    config: TrainConfig, world: World, restored: bool, main_model: TwoTowerModel | None = None, name: str = ""
 ) -> LossComponents:
     """Build the components of one loss. Every rank must call it.
 
-    main_model: for an auxiliary loss, the model of the run; towers of the new model that are like towers of main_model
-    are replaced by these (`share_towers`). None for the run's own loss. name: NAME of the auxiliary loss also.NAME.
+    restored: whether weights of a checkpoint will replace those of the model (`build_run_model`). main_model: for an
+    auxiliary loss, the model of the run; towers of the new model that are like towers of main_model are replaced by
+    these (`share_towers`). None for the run's own loss. name: NAME of the auxiliary loss also.NAME.
     Raises ConfigError or DataError, on all ranks, for options or data that cannot be used, and if an auxiliary loss
     shares no tower.
     """
     # open_clip downloads directly to the final path, where another process could read an incomplete file
     build = node_first if may_download(config) else raise_on_all
-    model = build(world, lambda: build_run_model(config, world))
+    model = build(world, lambda: build_run_model(config, world, restored))
     if main_model is not None:
         # with data.rare, the projection to one number belongs to that class, so trunks alone are shared
         whole = config.data.rare is None
@@ -146,6 +153,7 @@ def _loss_components(
     if isinstance(tower := model.towers.x_tower, SequenceTower) and isinstance(objective, Cpc):
         tower.set_prediction_matrices(objective.w_HDD)
     notes = calibrate(config, objective, model.calibration)
+    notes += [] if restored else describe_positions(config)
     samples = sum(getattr(data.order, "sizes", ()))
     notes += raise_on_all(world, lambda: check_item_weights(objective, data.dataset, samples, data.manifest))
     notes += raise_on_all(world, lambda: describe_scores(objective, data.dataset, samples))
@@ -208,16 +216,16 @@ def describe_batch_norms(config: TrainConfig, towers: nn.Module, world_size: int
     return line
 
 
-def build_run_model(config: TrainConfig, world: World) -> TwoTowerModel:
+def build_run_model(config: TrainConfig, world: World, restored: bool = False) -> TwoTowerModel:
     """Build the model of a run on the CPU, with the published weights that the configuration names.
 
     Weights that are to be sharded stay in their files, where `shard` (train/distributed/sharding.py) reads each rank's
-    part. Without sharding, published weights are not loaded if those of init_from will replace them. Random weights
-    come from torch's global generator. Raises ConfigError as `build_model` and `describe_batch_norms`.
+    part. Without sharding, published weights are not loaded if those of a checkpoint will replace them (`restored`).
+    Random weights come from torch's global generator. Raises ConfigError as `build_model` and `describe_batch_norms`.
     """
     is_sharded = shard_size(config.dist, world.size) > 1
     with weights_in_files() if is_sharded else nullcontext():
-        model = build_model(config, load_pretrained=is_sharded or config.init_from is None)
+        model = build_model(config, load_pretrained=is_sharded or not restored)
     describe_batch_norms(config, model.towers, world.size)
     return model
 

@@ -156,15 +156,16 @@ class RestoredState:
         return {entry: state() for entry, state in self._state_of.items()}
 
 
-def lock_and_find(config: TrainConfig, folder: Path, stack: ExitStack) -> ResumeSource:
+def lock_and_find(config: TrainConfig, folder: Path, stack: ExitStack, origin: Path | None = None) -> ResumeSource:
     """Lock the run folder until `stack` closes, and find the checkpoint to start from. Rank 0 alone calls it.
 
     The folder is made if it does not exist, and saves that were killed half-way are cleaned up (`tidy` in
     train/run_folder/checkpoint.py). The keys `resume` and `init_from` choose the checkpoint; a new run has none. If
     `resume` names the checkpoint at which the run in the folder began, that run's own newest checkpoint is taken.
-    Prints a line for each damaged checkpoint that is passed over. Raises ConfigError if the folder cannot be made or is
-    in use, or has a run of another configuration; HardwareError if it cannot be written; and the errors of `locate`
-    (train/run_folder/locate.py) if there is no such checkpoint or no undamaged one.
+    Prints a line for each damaged checkpoint that is passed over. origin: the run for which `build_components` left out
+    pretrained weights. Raises ConfigError if the folder cannot be made or is in use, or has a run of another
+    configuration, or if there is an `origin` and no checkpoint; HardwareError if it cannot be written; and the errors
+    of `locate` (train/run_folder/locate.py) if there is no such checkpoint or no undamaged one.
     """
     with write_errors(folder):
         stack.enter_context(locked_folder(folder))
@@ -176,6 +177,8 @@ def lock_and_find(config: TrainConfig, folder: Path, stack: ExitStack) -> Resume
     if mode == "auto" and (resume := checkpoint.find_undamaged(folder, print)):
         return ResumeSource(resume, named=recorded_state(folder).get(RESUMED_FROM))
     if config.init_from is None:
+        if origin:  # the towers have random weights
+            raise ConfigError(f"{origin}: its checkpoints were removed while the run started. Start it again")
         return ResumeSource()
     return ResumeSource(weights=locate(Path(config.init_from), print))
 

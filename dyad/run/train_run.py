@@ -33,6 +33,7 @@ from dyad.train.run_folder.folder import (
     CONFIG,
     SINCE_BEST,
     all_keys,
+    origin_run,
     recorded_activation,
     recorded_caption_per,
     run_folder,
@@ -73,11 +74,12 @@ def train_run(world: World, config: TrainConfig) -> None:
     tracking = from_rank_0(world, lambda: resolve_wandb_mode(config.tracking, folder, print))
     index_shares(config, world)
     config = resolve_classes(config, world)
-    components = build_components(config, world)
+    origin = from_rank_0(world, lambda: origin_run(config))
+    components = build_components(config, world, origin)
     check_same_config(world, {"data": components.data.fingerprint})
     with ExitStack() as stack:
         # Where the run begins
-        source = from_rank_0(world, lambda: lock_and_find(config, folder, stack))
+        source = from_rank_0(world, lambda: lock_and_find(config, folder, stack, origin))
         verify_source(source, world)
         restored = raise_on_all(world, lambda: restore_components(source, components, config))
         run = TrainingRun(config, world, folder, components, source, restored)

@@ -31,7 +31,11 @@ def model_facts(config: TrainConfig, source: str, step: int | None) -> dict[str,
     model = config.model
     towers = [*[model.image] * config.has_images, *[model.text] * config.has_texts]
     names = [t.name or config.model.name or str(t.kind) for t in towers]
-    short = dict.fromkeys(Path(name).stem if name.endswith(".json") else name for name in names)
+    # a folder by its last part: python -m eval reads the copy that the run keeps (train/towers/libraries/kept_files.py)
+    short = dict.fromkeys(
+        Path(name).stem if name.endswith(".json") else Path(name).name if Path(name).is_dir() else name
+        for name in names
+    )
     average = {} if config.optim.ema is None else {"weights": f"their average, optim.ema={config.optim.ema}"}
     return {"model": "+".join(short), "pretrained": source, "step": step, **average}
 

@@ -1,6 +1,7 @@
 """The same command again, or from a checkpoint: where it goes on, on how many processes, and what stays the same."""
 
 import re
+import shutil
 from pathlib import Path
 from signal import SIGKILL
 from typing import Any
@@ -24,6 +25,15 @@ def stopped(jobs: Jobs, world: int, keys: dict[str, Any], step: int, first: int 
     assert outcome.codes == [75] * world and not outcome.orphans, outcome.out
     assert [record["step"] for record in records(job.run)] == list(range(first, step + 1))
     return job.run
+
+
+def test_without_the_files_that_described_the_model(jobs: Jobs, models: Path, tmp_path: Path) -> None:
+    given, file = models / "open_clip.json", tmp_path / "mine.json"
+    whole = jobs.run(2, {"run.name": "whole", "model.text.name": shutil.copy(given, file)})
+    keys = {"model.text.name": file, "checkpoint.every": 2}
+    stopped(jobs, 2, keys, 3)
+    file.unlink()
+    assert digest(jobs.run(2, keys)) == digest(whole)
 
 
 @pytest.mark.soak

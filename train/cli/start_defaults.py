@@ -16,6 +16,7 @@ from dyad.data.base.errors import ConfigError
 from dyad.train.config import KNOWN_BY_WEIGHTS, Task
 from dyad.train.run_folder.folder import flat, run_of, saved_config
 from dyad.train.run_folder.older_runs import ADDED, UNRECORDED
+from dyad.train.towers.libraries.kept_files import NAMES as NAMED, lost_files
 from dyad.train.towers.libraries.published import shared_model_name
 from dyad.train.towers.libraries.sentence_transformers import OPEN, folder_of_config
 
@@ -71,16 +72,25 @@ def take_start_defaults(config: DictConfig, typed: Collection[str]) -> None:
 def _of_run(config: DictConfig) -> dict[str, Any]:
     """Return key → value of the keys ARCHITECTURE and OPEN in the run that init_from names; {} if it names no run.
 
-    A key that this run is too old to have counts as having the value in ADDED; keys of UNRECORDED are left out, and
-    those of OF_TASK for another task.
+    Without init_from, the run is the one that is resumed, if files that describe its model are gone. A key that this
+    run is too old to have counts as having the value in ADDED; keys of UNRECORDED are left out, and those of OF_TASK
+    for another task.
     """
-    if config.init_from is None or (run := run_of(Path(config.init_from))) is None:
+    if (run := run_of(Path(config.init_from)) if config.init_from else _resumed_by_copies(config)) is None:
         return {}
     older = {key: value for key, value in ADDED.items() if key not in UNRECORDED}
     saved = {**older, **flat(saved_config(run))}
     unread = tuple(key for key, task in OF_TASK.items() if config.task != task)
     wanted = [key for key in (*ARCHITECTURE, *sorted(OPEN)) if not key.startswith(unread)]
     return {key: saved[key] for key in wanted if key in saved and _has(config, key)}
+
+
+def _resumed_by_copies(config: DictConfig) -> Path | None:
+    """Return the folder of the run that is resumed, if it alone still has files that describe its model; else None."""
+    mode = config.resume.mode
+    run = run_of(Path(config.run.dir, config.run.name or "") if mode == "auto" else Path(mode))
+    names = [OmegaConf.select(config, name) for name in NAMED]
+    return run if run and lost_files(names, run) else None
 
 
 def _has(config: DictConfig, key: str) -> bool:

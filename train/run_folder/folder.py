@@ -20,13 +20,14 @@ from yaml import YAMLError
 from yaml.events import AliasEvent, CollectionEndEvent, CollectionStartEvent
 
 from dyad.data.base.errors import ConfigError, first_line
-from dyad.data.base.files import file_inside, open_foreign, read_lines, write_bytes, write_errors
+from dyad.data.base.files import file_inside, open_foreign, read_lines, remove, write_bytes, write_errors
 from dyad.data.base.json_text import read_json
 from dyad.data.base.secrets import public_path, without_secrets
 from dyad.data.config import CaptionPer
 from dyad.train.arguments import as_argument
 from dyad.train.config import Activation, Precision, TrainConfig
 from dyad.train.run_folder.older_runs import ADDED, UNNAMED, UNRECORDED, in_first_terms, in_present_terms
+from dyad.train.towers.libraries.kept_files import KEPT, keep_files, refuse_changed_files
 
 CONFIG, STATE, REPORT = "config.yaml", "run_state.json", "report.html"
 RESUMED_FROM = "resumed_from"  # key of run_state.json: the checkpoint that resume= named when the run began there
@@ -40,7 +41,7 @@ STEP_FILES = ("metrics.jsonl", "ledger.jsonl", "restarts.jsonl", "eval", "negati
 RECORDS = ("metrics.jsonl", "ledger.jsonl")  # those that a run which begins anew would cut
 # what a training leaves in its folder, in the order of being put aside. After a kill between two moves, checkpoints
 # stand beside their own configuration, and what a new run would write over has been moved.
-RUN_FILES = (*STEP_FILES, "checkpoints", CONFIG)
+RUN_FILES = (*STEP_FILES, "checkpoints", KEPT, CONFIG)
 
 # Keys, or beginnings of keys, that do not change the weights: they may change on resume and are not in the run's name
 NOT_MATHS = tuple(
@@ -183,11 +184,13 @@ def check_run(config: TrainConfig) -> None:
     Compared are the keys that change the trained weights (see maths_keys), with those in the folder's config.yaml; keys
     that it lacks count as having the value in ADDED, or None. Not compared are LENGTH, FREE, chunk_size (except with
     batch norms per chunk), keys that `resume` lets change, keys of UNRECORDED that it lacks, and what a resume keeps:
-    model.activation, precision=auto, a recorded data.caption_per=line. With resume=never nothing is checked.
+    model.activation, precision=auto, a recorded data.caption_per=line. With resume=never nothing is checked. Also
+    raises it as `refuse_changed_files`, for the run from which the weights come.
     """
-    folder, resume = run_folder(config), config.resume
+    refuse_changed_files(config, origin_run(config))
     if (old := resumed_keys(config)) is None:
         return
+    folder, resume = run_folder(config), config.resume
     new = {**all_keys(config), "precision": recorded_precision(config).value}
     new["model.activation"] = recorded_activation(config).value
     new["data.caption_per"] = recorded_caption_per(config).value
@@ -251,14 +254,21 @@ def resume_mode(config: TrainConfig) -> str:
     return "auto" if begun else mode
 
 
-def _begun_keys(config: TrainConfig) -> dict[str, Any]:
-    """Return the configuration of the run that is resumed, dotted key → value; {} for a new run.
+def origin_run(config: TrainConfig) -> Path | None:
+    """Return the folder of the run whose weights a start takes: that which is resumed, or that of init_from."""
+    return _resumed_run(config) or (run_of(Path(config.init_from)) if config.init_from else None)
 
-    The resumed run is the one in the run folder or, if resume_mode returns the path of a checkpoint, the run of that.
-    """
+
+def _resumed_run(config: TrainConfig) -> Path | None:
+    """Return the run that is resumed: that in the run folder, or that of resume_mode's path; None for a new run."""
     if (mode := resume_mode(config)) in ("auto", "never"):
-        return resumed_keys(config) or {}
-    run = run_of(Path(mode))
+        return None if resumed_keys(config) is None else run_folder(config)
+    return run_of(Path(mode))
+
+
+def _begun_keys(config: TrainConfig) -> dict[str, Any]:
+    """Return the configuration of the run that is resumed, dotted key → value; {} for a new run."""
+    run = _resumed_run(config)
     return flat(saved_config(run)) if run else {}
 
 
@@ -296,14 +306,17 @@ def open_run(config: TrainConfig, source: Path | None = None, log: Callable[[str
     elif not saved and (reached := _recorded_step(folder)):
         log(f"{folder} was at step {reached:,} and has no checkpoint: it begins anew")
         put_aside(folder, RECORDS, log)
+    if begun is None:
+        remove(folder / KEPT)  # of a start that wrote no checkpoint
     write_config(config)
     return folder
 
 
 def write_config(config: TrainConfig) -> None:
-    """Make the run folder if it does not exist, and write its config.yaml. Raises OSError if that fails."""
+    """Make the run folder if there is none, write its config.yaml and `keep_files`. Raises OSError if that fails."""
     folder = run_folder(config)
     folder.mkdir(parents=True, exist_ok=True)
+    keep_files(config, folder, origin_run(config))
     write_bytes(folder / CONFIG, OmegaConf.to_yaml(OmegaConf.create(plain(config))).encode())
 
 

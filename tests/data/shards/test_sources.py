@@ -20,6 +20,15 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
+def test_compressed_shards_beside_others_are_told_once(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "d.tar.gz").touch()
+    a, b, c = (str(folder / name) for name in ("a.tar", "b.tar", "c.jsonl"))
+    for key in ("data.train", "SOURCE"):
+        assert parse_sources(str(folder), key) == [ShardSource((a, b, c))]
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "not read: 1 .tar.gz; " in line and f"gunzip -k {folder}/d.tar.gz" in line
+
+
 def test_file_folder_glob_and_braces(folder: Path) -> None:
     a, b, c = (str(folder / name) for name in ("a.tar", "b.tar", "c.jsonl"))
     assert parse_sources(a) == [ShardSource((a,), 1.0)]

@@ -254,6 +254,17 @@ def test_timm_weights_from_a_file(tmp_path: Path) -> None:
     refused(with_image(tmp_path, image), tmp_path / "none.safetensors")
 
 
+def test_timm_weights_of_another_size_than_that_of_the_name(tmp_path: Path) -> None:
+    """As trained at 64 pixels; timm knows the name at 160."""
+    given = timm.create_model("test_vit", img_size=64, num_classes=0).eval()
+    save_file(given.state_dict(), tmp_path / "vit.safetensors")
+    image = timm_tower(name="test_vit", pretrained=str(tmp_path / "vit.safetensors"), image_size=64)
+    trunk = build_image_text(with_image(tmp_path, image)).towers.x_tower.trunk
+    torch.testing.assert_close(trunk.pos_embed, given.pos_embed, rtol=0, atol=0)
+    image.image_size = None
+    refused(with_image(tmp_path, image), "vit.safetensors")
+
+
 def test_timm_freezes_by_its_own_groups(tmp_path: Path) -> None:
     frozen = timm_tower(name="test_vit", frozen=True)
     assert trained(build_image_text(with_image(tmp_path, frozen)).towers.x_tower) == {"projection.weight"}

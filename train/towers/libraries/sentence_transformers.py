@@ -47,14 +47,25 @@ FLAG = "pooling_mode_"  # before sentence-transformers 6, the prefix of a boolea
 
 
 @dataclass(frozen=True)
+class Dense:
+    """One Dense module: a linear layer, and an activation of ACTIVATIONS.
+
+    settings: its config.json, unchecked. weights: its weight file; None: it has none, as in the copy that a run keeps.
+    """
+
+    settings: dict[str, Any]
+    activation: str
+    weights: Path | None
+
+
+@dataclass(frozen=True)
 class SentenceFolder:
     """The settings of one SentenceTransformer folder, in terms of our configuration.
 
     name: the model's folder or published name. defaults: dotted configuration key → the folder's value. refused: dotted
     configuration key → text that describes the folder's setting that this key cannot express. prompts: prompt name →
-    text. default_prompt_name: the name of the prompt that applies by default; None: none. dense: (weight file,
-    activation of ACTIVATIONS) of each of its Dense modules, which are linear layers. no_dense: why `dense` is empty, as
-    text for a message.
+    text. default_prompt_name: the name of the prompt that applies by default; None: none. dense: its Dense modules,
+    unless one is no linear layer. no_dense: why `dense` is empty, as text for a message.
     """
 
     name: str
@@ -62,7 +73,7 @@ class SentenceFolder:
     refused: dict[str, str] = field(default_factory=dict)
     prompts: dict[str, str] = field(default_factory=dict)
     default_prompt_name: str | None = None
-    dense: tuple[tuple[Path, str], ...] = ()
+    dense: tuple[Dense, ...] = ()
     no_dense: str = "it has no Dense module"
 
 
@@ -95,10 +106,8 @@ def sentence_folder(name: str, fetch: bool = False) -> SentenceFolder | None:
         activation = str(layer.get("activation_function")).rpartition(".")[2]
         if activation not in ACTIVATIONS or layer.get("use_residual"):
             no_dense = f"its Dense module is no plain linear layer ({activation})"
-        elif file is None:
-            no_dense = f"its Dense module has no {folder}/model.safetensors"
         else:
-            dense.append((file, activation))
+            dense.append(Dense(layer, activation, file))
     pooling = settings(f"{dict(folders)['Pooling']}/config.json")
     flags = [key.removeprefix(FLAG) for key, is_set in pooling.items() if key.startswith(FLAG) and is_set]
     modes = pooling.get("pooling_mode") or flags or "mean"

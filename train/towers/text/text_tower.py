@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from dyad.train.towers.libraries.open_clip import BuildContext
 
 CAUSAL = "AutoModelForCausalLM"  # of transformers
+OTHERWISE = "Set model.embed_dim, or model.text.dense=false"
 LONGEST = 512  # most tokens of a text, for a model that names no limit
 ENDS = ("argmax", "eos")  # pool_type of open_clip's text towers that pool the state at the end of the text
 # poolers of open_clip's HFTextEncoder whose result does not depend on masked states
@@ -324,21 +325,23 @@ def _dense(name: str, width: int, pretrained: bool) -> nn.Module:
     """Return the Dense modules of a SentenceTransformer folder: a linear layer, or several modules one after the other.
 
     name: the folder or published model; files that the hub's cache lacks are downloaded. width: the input width.
-    pretrained: load the weights; else they are random, but the files must exist. Raises ConfigError when no Dense
-    module is found, and for one that is no plain linear layer with an activation of ACTIVATIONS.
+    pretrained: load the weights; else they are random. Raises ConfigError when no Dense module is found, for one that
+    is no plain linear layer with an activation of ACTIVATIONS, and for weights that are missing or do not fit.
     """
     folder = sentence_folder(name, fetch=True) or SentenceFolder(name)
     if not folder.dense:
-        raise ConfigError(f"model.text.name={name}: {folder.no_dense}. Set model.embed_dim, or model.text.dense=false")
+        raise ConfigError(f"model.text.name={name}: {folder.no_dense}. {OTHERWISE}")
     layers: list[nn.Module] = []
-    for file, activation in folder.dense:
-        with explain_errors(str(file)):
-            weights = {name.removeprefix("linear."): tensor for name, tensor in load_file(checked_path(file)).items()}
-            layer = nn.Linear(width, len(weights["weight"]), bias="bias" in weights)
+    for dense in folder.dense:
+        with explain_errors(f"model.text.name={name}: its Dense module"):
+            layer = nn.Linear(width, dense.settings["out_features"], bias=dense.settings.get("bias", True))
             if pretrained:
-                layer.load_state_dict(weights)
+                if dense.weights is None:
+                    raise ConfigError(f"model.text.name={name}: its Dense module has no model.safetensors. {OTHERWISE}")
+                weights = load_file(checked_path(dense.weights))
+                layer.load_state_dict({key.removeprefix("linear."): tensor for key, tensor in weights.items()})
         width = layer.out_features
-        layers += [layer, nn.Tanh()] if activation == "Tanh" else [layer]
+        layers += [layer, nn.Tanh()] if dense.activation == "Tanh" else [layer]
     return nn.Sequential(*layers) if len(layers) > 1 else layers[0]
 
 

@@ -1,6 +1,7 @@
 """A SentenceTransformer's folder as text tower: what it says beside its weights is our default, and it comes back."""
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -291,7 +292,7 @@ def test_a_run_from_before_folders_were_read_keeps_its_tokens_and_weights(bert: 
     saved = OmegaConf.load(run / "config.yaml")
     del saved.model.text.lower_case, saved.model.text.dense
     OmegaConf.save(saved, run / "config.yaml")
-    model = build_text_pair(read_config(run).model)
+    model = build_text_pair(read_config(run).model, load_pretrained=False)  # the run keeps no weights
     assert isinstance(model.towers.y_tower.projection, nn.Identity)
     assert isinstance(model.tokenize, TextTokenizer)
     assert "Lowercase" not in str(model.tokenize.tokenizer.backend_tokenizer.normalizer)
@@ -329,6 +330,16 @@ def test_a_link_out_of_the_folder_is_not_followed(bert: str, tmp_path: Path) -> 
     (folder / "modules.json").symlink_to(tmp_path / "modules.json")
     with raises(ConfigError, "modules.json"):
         sentence_folder(str(folder))
+
+
+def test_the_copy_that_a_run_keeps_gives_the_tower_without_weights(bert: str, tmp_path: Path) -> None:
+    folder = folder_of(bert, tmp_path / "st", parts.Dense(32, 8, bias=False, activation_function=nn.Tanh()))
+    run = open_run(configured(folder, "objective=dpr", "model.embed_dim=null", f"run.dir={tmp_path}", "run.name=a"))
+    shutil.rmtree(folder)
+    tower = build_text_pair(read_config(run).model, load_pretrained=False).towers.x_tower
+    assert {name: p.shape for name, p in tower.projection.named_parameters()} == {"0.weight": (8, 32)}
+    with raises(ConfigError, "model.text.name=", "model.safetensors", "model.text.dense=false"):
+        _dense(str(next((run / "model").glob("*/st"))), 32, pretrained=True)
 
 
 def test_a_run_keeps_what_the_folder_said(bert: str, tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ from dyad.evaluation.load_model import find_model
 from dyad.evaluation.load_run import find_run, load_run, read_config
 from dyad.export.library import ExportSource
 from dyad.export.main import chosen_format, export, library_of
-from dyad.run.calibrate import calibrate, describe_inputs
+from dyad.run.calibrate import calibrate, describe_inputs, describe_positions
 from dyad.train.cli.compose import compose_config, words_for
 from dyad.train.config import Activation, TrainConfig
 from dyad.train.losses import build_objective
@@ -214,6 +214,12 @@ def test_the_log_has_the_resize_mode_of_the_run(hub: Path) -> None:
     config = configured(*WEIGHTS, "data.resize=squash")
     (line,) = describe_inputs(config, build_model(config))
     assert "images of 64 pixels, bicubic, squash" in line
+
+
+@pytest.mark.parametrize(("length", "lines"), [("null", 0), (24, 0), (12, 1), (40, 1)])
+def test_the_log_says_that_positions_are_interpolated(length: object, lines: int, hub: Path) -> None:
+    said = describe_positions(configured(*WEIGHTS, f"model.text.context_length={length}"))
+    assert len(said) == lines and all("24 positions" in line and f"={length}:" in line for line in said)
 
 
 # activation -----------------------------------------------------------------------------------------------------------
