@@ -43,17 +43,18 @@ class Objective(nn.Module):
     Subclasses implement `of_batch` (from the batch gathered over ranks), or `of_embeddings` if they need no gathered
     columns. options: the ObjectiveOptions that configure the objective; subclasses narrow the type. takes: the optional
     arguments of forward that the objective accepts, in the words of ObjectiveOptions.takes; by default options.takes.
-    sample_state: the objective's numbers for every training sample; None if it keeps none. gathers_ids: whether
-    of_batch needs the sample ids of all ranks.
+    sample_state: the objective's numbers for every training sample, of which state_dict() has those that this rank
+    stores; None if it keeps none. gathers_ids: whether of_batch needs the sample ids of all ranks.
     """
 
-    sample_state: SampleState | None = None
+    sample_state: SampleState | None
     gathers_ids = False
     options: Any
 
     def __init__(self, options: ObjectiveOptions) -> None:
         super().__init__()
-        self.options, self.takes = options, options.takes
+        self.options, self.takes, self.sample_state = options, options.takes, None
+        self._before: dict[str, Tensor] = {}  # the buffers before the last call of forward
 
     @torch.compiler.disable(reason="an objective runs as it is: its sums are in tiles, by kernels of its own")
     def forward(
@@ -132,6 +133,7 @@ class Objective(nn.Module):
             raise ConfigError(reason)
         if x_negatives is not None and (reason := self.options.no_x_negatives_because):
             raise ConfigError(reason)
+        self._before = {name: buffer.clone() for name, buffer in self.named_buffers()}
         further = None if x_negatives is None else x_negatives.checked()
         device, pairs = x_bD.device, x_bD if y_mD is not None else x_bD[::2]
         x_type, y_type = x_bD.dtype, x_bD.dtype if y_mD is None else y_mD.dtype
@@ -225,11 +227,14 @@ class Objective(nn.Module):
         """
 
     def undo(self) -> None:
-        """Restore per-sample state and running means to their values before the last call of forward.
+        """Restore per-sample state and buffers, such as running means, to their values before the last call of forward.
 
         To be called, on every rank, if the optimiser step of that call is skipped. Parameters that an optimiser steps
-        stay, except a ν (objective.nu=sgd) that this call gave its first value.
+        stay, except a ν (objective.nu=sgd) that this call gave its first value. State of a subclass that is no buffer
+        stays, unless the subclass extends this method.
         """
+        for name, before in self._before.items():
+            self.get_buffer(name).copy_(before)
         if self.sample_state is not None:
             self.sample_state.undo()
 
