@@ -114,8 +114,12 @@ class Objective(nn.Module):
                 f"objective {self.options.name}: torch.func.grad, vmap and the like cannot transform it, as it forms "
                 "its gradient itself, by tiles. Take torch.autograd.grad or backward; torch.func.functional_call works"
             )
+        embeddings = {"x": x_bD, "y": y_mD, "negatives": negatives, "x_target": x_target, "y_target": y_target}
+        for name, e in embeddings.items():
+            if not isinstance(e, Tensor | Columns | None):
+                raise ValueError(f"{name} is a {type(e).__name__}, not a tensor: torch.as_tensor makes one of it")
         targets = {name: e for name, e in (("x_target", x_target), ("y_target", y_target)) if e is not None}
-        columns = None if negatives is None else Columns.of(negatives)
+        columns = None if negatives is None else Columns.of(negatives, len(x_bD))
         weighs = relevance is not None or (columns is not None and columns.relevance_k is not None)
         given = {
             "targets": targets or None,
@@ -167,7 +171,7 @@ class Objective(nn.Module):
                     **other,
                 )
 
-            result = of_width(None)
+            result = self._checked(of_width(None), x_bD)
             loss, metrics = result.loss, dict(result.metrics)
             for width in widths:
                 narrow = of_width(width).loss
@@ -208,6 +212,19 @@ class Objective(nn.Module):
         call it. Each objective defines this method, or replaces `of_embeddings`, which calls it.
         """
         raise NotImplementedError
+
+    def _checked(self, result: Any, x_bD: Tensor) -> ObjectiveResult:
+        """Return `result`, what of_batch has returned. Raises ConfigError for a mistake in of_batch of a subclass."""
+        start = f"objective={self.options.name}: of_batch of {type(self).__name__} returns"
+        if not isinstance(result, ObjectiveResult):
+            raise ConfigError(f"{start} {type(result).__name__}. Return ObjectiveResult(loss, metrics)")
+        for name, value in {"loss": result.loss, **result.metrics}.items():
+            if not isinstance(value, Tensor) or value.ndim:
+                found = f"a tensor {tuple(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
+                raise ConfigError(f"{start} {name} as {found}. Give one number, a 0-d tensor")
+        if x_bD.requires_grad and torch.is_grad_enabled() and not result.loss.requires_grad:
+            raise ConfigError(f"{start} a loss without gradient. Compute it from batch.x_bD and batch.y_MD by torch")
+        return result
 
     def calibrate(self, logit_scale: float, logit_bias: float | None, names: Collection[str]) -> dict[str, float]:
         """Set the temperature 1/exp(logit_scale) and the bias logit_bias that pretrained weights bring.
