@@ -27,8 +27,8 @@ def compare_with_one_rank(options: ObjectiveOptions, build: Callable[[], Objecti
 
     options: the options of the objective. build: returns a new objective with these options. Every rank must call it.
     Raises ConfigError, with both losses, on all ranks if they or the gradients differ by more than TOLERANCE, or with
-    the name of a buffer, such as a running mean, that does. Does nothing for one rank, for objectives of Dyad, for options with exact=False, and for objectives whose inputs are not
-    pairs.
+    the name of a buffer, such as a running mean, that does. Does nothing for one rank, for objectives of Dyad, for
+    options with exact=False, and for objectives whose inputs are not pairs.
     """
     of_plugin = not type(options).__module__.startswith("dyad.")
     if world.size == 1 or not of_plugin or not options.exact or options.inputs != "pairs":

@@ -29,6 +29,8 @@ class OwnRows(Objective):
 class OwnMean(Objective):
     """An exact loss, with a running mean over the rows of this rank."""
 
+    mean: Tensor
+
     def __init__(self, options: ObjectiveOptions) -> None:
         super().__init__(options)
         self.register_buffer("mean", torch.zeros(()))

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable
 from dataclasses import fields
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -139,7 +139,7 @@ class Returns(Objective):
         (lambda loss: ObjectiveResult(loss.item(), {}), "loss float"),
         (lambda loss: ObjectiveResult(loss.detach(), {}), "gradient"),
         (lambda loss: ObjectiveResult(loss, {"good": loss, "wrong": loss.expand(3)}), "wrong (3,)"),
-        (lambda loss: ObjectiveResult(loss, {"word": "x"}), "word str"),
+        (lambda loss: ObjectiveResult(loss, cast(Any, {"word": "x"})), "word str"),
     ],
 )
 def test_what_an_objective_of_yours_returns_wrong_is_one_line(made: Callable[[Tensor], Any], named: str) -> None:

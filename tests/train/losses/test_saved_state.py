@@ -1,11 +1,10 @@
-"""The state of objectives in one's own loop: state_dict saves all of it, undo and batches that are not finite change none."""
+"""The state of objectives in one's own loop: state_dict has it, undo restores it, and no bad batch erases it."""
 
 import io
 from typing import Any
 
 import pytest
 import torch
-from helpers.dist import launch
 from helpers.messages import raises
 from torch import Tensor
 
@@ -65,6 +64,8 @@ def test_a_batch_that_is_not_finite_erases_no_state(name: str, options: dict[str
 
 class Averaged(Objective):
     """The squared distance of the pairs minus its running mean, a buffer."""
+
+    mean: Tensor
 
     def __init__(self, options: Any) -> None:
         super().__init__(options)

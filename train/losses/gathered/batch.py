@@ -56,11 +56,12 @@ class Columns:
     def of(negatives: Tensor | Columns, rows: int) -> Columns:
         """Return further y items as checked Columns, from a tensor of hard negatives or from the caller's Columns.
 
-        negatives: (b, k, D), k hard negatives for each of b rows, the argument `rows`; or Columns, of which a copy is returned with row_k
-        and keys_k in int64, and relevance_k in float32 or float64, 1 for hard negatives; without positive_k it is
-        dropped. Raises ValueError for wrong shapes, row_k and keys_k that are no integers, a positive_k that is not
-        bool, a relevance of a positive outside (0, 1], and a teacher's score that is not finite, which
-        collect_checks(speculative=True) of sums/conditions.py assumes not to be. The width of the embeddings and the range of row_k are not checked.
+        negatives: (b, k, D), k hard negatives for each of b rows, with b = rows; or Columns, of which a copy is
+        returned with row_k and keys_k in int64, relevance_k in float32 or float64, 1 for hard negatives, and teacher_k
+        likewise; without positive_k, relevance_k is dropped. Raises ValueError for wrong shapes, row_k and keys_k that
+        are no integers, a positive_k that is not bool, and a relevance of a positive outside (0, 1] or a teacher's
+        score that is not finite, which collect_checks(speculative=True) of sums/conditions.py assumes not to be. The
+        width of the embeddings and the range of row_k are not checked.
         """
         if isinstance(negatives, Columns):
             return negatives._checked()

@@ -256,7 +256,8 @@ class SampleState(nn.Module):
     def set_extra_state(self, state: Mapping[str, Any]) -> None:
         """Load what `get_extra_state` returned on this rank; load_state_dict calls it.
 
-        Raises ConfigError, with nothing changed, for the state of another objective, rank or number of ranks or samples.
+        Raises ConfigError, with nothing changed, for the state of another objective or rank, or of other numbers of
+        ranks or samples.
         """
         names = tuple(name for name in state if name not in (*COUNTERS, "part"))
         there, here = (names, *state["part"]), (self.names, *_rank_and_world(), self.num_samples)
@@ -268,8 +269,8 @@ class SampleState(nn.Module):
             )
         table = self._table_in(state[self.names[0]].dtype)
         table[:-1] = torch.stack([state[name] for name in self.names], 1).to(table)
-        self.samples_seen, self._never_visited = state["samples_seen"], state["never_visited"].to(table.device, copy=True)
-        self._undo = None
+        self.samples_seen, self._undo = state["samples_seen"], None
+        self._never_visited = state["never_visited"].to(table.device)
 
     def _own(self, rank: int, world_size: int) -> slice:
         """Return the slice of the sample ids 0 … n−1 whose state the rank `rank` stores."""

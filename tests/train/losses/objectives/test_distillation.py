@@ -132,7 +132,6 @@ def test_scores_that_are_not_finite_are_refused(name: str) -> None:
         build_objective(name)(x, y, negatives=Columns(further, ROWS, teacher_k=OF_FURTHER), teacher=TEACHER / 0)
 
 
-
 def test_a_run_is_refused_before_it_begins() -> None:
     options = configure("distill_kl")
     assert not [*options.broken_by(LISTS)]

@@ -128,7 +128,6 @@ def test_scores_that_are_not_finite_are_refused(name: str, value: float) -> None
         build_objective(name)(*torch.randn(2, 3, 4), teacher=torch.tensor([0.5, value, 1]))
 
 
-
 def test_a_run_is_refused_before_it_begins() -> None:
     pairs, options = ExpectedBatch(B, inputs="scored pairs"), configure("cosent")
     assert not [*options.broken_by(pairs)]
