@@ -85,12 +85,13 @@ class Objective(nn.Module):
         state or in a .npy file of numbers, for objectives that have one. negatives: (b, k, D), k hard negatives per
         row, or Columns (a list of further y items). positives, excluded: (P, 2), P pairs (local row, global column),
         where global columns are the y of all ranks in rank order, then the further y items of all ranks; without
-        positives, row i of x and row i of y are a pair; excluded pairs are in no sum. x_keys, y_keys: (b,), equal for
-        the same item; one of them is needed with duplicates=mask or positive, y_keys with a file of numbers by content
-        key. known_positives: keys of items that are relevant to a row: columns with these keys are not among the row's
-        negatives; y_keys must be given. x_target, y_target: (b, D), embeddings of the same x and y by a target network.
-        x_negatives: x items of no pair, negatives of the y of pairs; they have no term of their own in the loss. more:
-        arguments that only some objectives take, see their classes: importance, lengths, teacher.
+        positives, row i of x and row i of y are a pair; excluded pairs are in no sum over candidates; the own term of a
+        positive pair stays. x_keys, y_keys: (b,), equal for the same item; one of them is needed with duplicates=mask
+        or positive, y_keys with a file of numbers by content key. known_positives: keys of items that are relevant to a
+        row: columns with these keys are not among the row's negatives; y_keys must be given. x_target, y_target: (b,
+        D), embeddings of the same x and y by a target network. x_negatives: x items of no pair, negatives of the y of
+        pairs; they have no term of their own in the loss. more: arguments that only some objectives take, see their
+        classes: importance, lengths, teacher.
 
         relevance: a weight w in (0, 1] for each positive pair: (b,), of row i and column i; with `positives` (P,), in
         their order; Columns holds the weights of further positives. The weight multiplies the pair's terms in the loss,
@@ -114,10 +115,7 @@ class Objective(nn.Module):
                 f"objective {self.options.name}: torch.func.grad, vmap and the like cannot transform it, as it forms "
                 "its gradient itself, by tiles. Take torch.autograd.grad or backward; torch.func.functional_call works"
             )
-        embeddings = {"x": x_bD, "y": y_mD, "negatives": negatives, "x_target": x_target, "y_target": y_target}
-        for name, e in embeddings.items():
-            if not isinstance(e, Tensor | Columns | None):
-                raise ValueError(f"{name} is a {type(e).__name__}, not a tensor: torch.as_tensor makes one of it")
+        check_tensors(x=x_bD, y=y_mD, negatives=negatives, x_target=x_target, y_target=y_target)
         targets = {name: e for name, e in (("x_target", x_target), ("y_target", y_target)) if e is not None}
         columns = None if negatives is None else Columns.of(negatives, len(x_bD))
         weighs = relevance is not None or (columns is not None and columns.relevance_k is not None)
@@ -265,6 +263,13 @@ class Objective(nn.Module):
         wide = e_bD.to(torch.promote_types(e_bD.dtype, torch.float32))
         wide = normalized(wide) if self.options.similarity is Similarity.cosine else wide
         return wide.to(e_bD.dtype) if e_bD.is_cuda else wide
+
+
+def check_tensors(**embeddings: object) -> None:
+    """Raise ValueError, with the name, for embeddings that are neither a tensor nor Columns nor None."""
+    for name, e in embeddings.items():
+        if not isinstance(e, Tensor | Columns | None):
+            raise ValueError(f"{name} is a {type(e).__name__}, not a tensor: torch.as_tensor makes one of it")
 
 
 def shapes(*tensors: Tensor | None) -> str:
