@@ -245,13 +245,12 @@ class SampleState(nn.Module):
     def get_extra_state(self) -> dict[str, Any]:
         """Return what state_dict has of this object: the state of the samples that this rank owns, not copied.
 
-        The result is a dict: the name of a state → (n/W,) floats, the counters, and part, (rank, number of ranks,
-        number of samples). No rank waits for another.
+        The result is a dict: table, (n/W, k) floats, None before the first batch; the counters; and part, (names, rank,
+        number of ranks, number of samples). No rank waits for another.
         """
-        columns = self._table_in(torch.float32)[:-1].unbind(1)
         counters = {"samples_seen": self.samples_seen, "never_visited": self._never_visited}
-        part = (*_rank_and_world(), self.num_samples)
-        return {**dict(zip(self.names, columns, strict=True)), **counters, "part": part}
+        table = None if self._table is None else self._table[:-1]
+        return {"table": table, **counters, "part": (self.names, *_rank_and_world(), self.num_samples)}
 
     def set_extra_state(self, state: Mapping[str, Any]) -> None:
         """Load what `get_extra_state` returned on this rank; load_state_dict calls it.
@@ -259,18 +258,19 @@ class SampleState(nn.Module):
         Raises ConfigError, with nothing changed, for the state of another objective or rank, or of other numbers of
         ranks or samples.
         """
-        names = tuple(name for name in state if name not in (*COUNTERS, "part"))
-        there, here = (names, *state["part"]), (self.names, *_rank_and_world(), self.num_samples)
+        there, here = state["part"], (self.names, *_rank_and_world(), self.num_samples)
         if there != here:
             of_there, of_here = (f"{', '.join(n)} of {s:,} samples, rank {r} of {w}" for n, r, w, s in (there, here))
             raise ConfigError(
                 f"the state_dict has per-sample state {of_there}, and this objective {of_here}: each rank saves and "
                 "loads its own. For another number of ranks use sample_state.gathered(device) and sample_state.load"
             )
-        table = self._table_in(state[self.names[0]].dtype)
-        table[:-1] = torch.stack([state[name] for name in self.names], 1).to(table)
+        if (saved := state["table"]) is None:
+            self._table = None
+        else:
+            self._table_in(saved.dtype)[:-1] = saved
         self.samples_seen, self._undo = state["samples_seen"], None
-        self._never_visited = state["never_visited"].to(table.device)
+        self._never_visited = state["never_visited"].to(self._never_visited.device)
 
     def _own(self, rank: int, world_size: int) -> slice:
         """Return the slice of the sample ids 0 … n−1 whose state the rank `rank` stores."""
