@@ -19,11 +19,17 @@ if TYPE_CHECKING:
     from dyad.evaluate_model import evaluate
     from dyad.model import Hit, Index, Model, load
     from dyad.train.losses import OBJECTIVES, build_objective
+    from dyad.train.losses.gathered.batch import Columns
     from dyad.training_batches import Batch, batches
 
 MODULES = ("dyad.data.base.errors", "dyad.train.losses", "dyad.model", "dyad.evaluate_model", "dyad.training_batches")
-__all__ = ["OBJECTIVES", "Batch", "ConfigError", "DataError", "Hit", "Index", "Model", "batches", "build_objective"]
-__all__ += ["evaluate", "load"]
+MODULES += ("dyad.train.losses.gathered.batch",)
+__all__ = ["OBJECTIVES", "Batch", "Columns", "ConfigError", "DataError", "Hit", "Index", "Model", "batches"]
+__all__ += ["build_objective", "evaluate", "load"]
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
 
 
 def __getattr__(name: str) -> Any:

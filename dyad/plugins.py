@@ -17,6 +17,7 @@ from dyad.data.base.errors import ConfigError
 from dyad.data.question_passage.formats import FORMATS, QuestionFormat
 from dyad.evaluation.suite import KINDS
 from dyad.evaluation.suite_entry import SuiteKind
+from dyad.train.cli.presets import groups
 from dyad.train.config import OWN_IMAGE_TOWERS, OWN_TEXT_TOWERS, ImageTower, TextTower
 from dyad.train.losses import OBJECTIVES
 from dyad.train.losses.options.common import ObjectiveOptions, preset
@@ -36,7 +37,7 @@ def register_objective(name: str, options: type[ObjectiveOptions]) -> None:
     options: the dataclass of its options. Its attribute `formula` is a subclass of Objective, or "module:Class", which
     is imported when the objective is built. A subclass of `options` with this name is registered, not `options` itself.
     """
-    _add(OBJECTIVES, name, preset(name, options), "objective")
+    _add(OBJECTIVES, name, preset(name, options), "objective", groups()["objective"])
 
 
 def register_image_tower(name: str, build: Callable[[BuildContext], ImageParts]) -> None:

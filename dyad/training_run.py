@@ -193,6 +193,7 @@ class TrainingRun:
             config.dist.digest_every,
             ledger,
             world,
+            log,
             shard_size(config.dist, world.size),
         )
         if state := self.restored.register("substituted", bad_samples.state_dict):

@@ -73,15 +73,21 @@ class Evaluation:
 def try_write_report(run: Path, log: Callable[[str], None]) -> Path | None:
     """Write report.html of the run folder `run` and return its path; return None if an error prevents that.
 
-    log: called with one line, which names the path or the error. The error is not raised, since a report must not end a
-    run.
+    log: called with a line for each sign of the report that is a failure, such as collapsed embeddings, and with one
+    that names the path or the error. The error is not raised, since a report must not end a run.
     """
     try:
+        from dyad.data.base.findings import Level
+        from dyad.eval.report.health_checks import health_checks
         from dyad.eval.report.main import write_report
+        from dyad.eval.report.run_folder import read_run
 
-        report = write_report(run)
+        report, read = write_report(run), read_run(run)
+        signs = health_checks(read.options, read.history, read.results)
+        failed = [f"{sign.topic}: {sign.text} {sign.fix}" for sign in signs if sign.level is Level.fail]
     except Exception as error:
         log(f"report.html could not be made ({type(error).__name__}: {first_line(error)})")
         return None
-    log(f"to look at: {report}")
+    for line in [*failed, f"to look at: {report}"]:
+        log(line)
     return report

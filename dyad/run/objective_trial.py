@@ -4,6 +4,7 @@ An objective that sums over a rank's own columns only, instead of those of all r
 every number of ranks, and no error would show it.
 """
 
+import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -13,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from dyad.data.base.errors import ConfigError
-from dyad.train.distributed.world import World
+from dyad.train.distributed.world import World, gather_objects
 from dyad.train.losses.objectives.base import Objective
 from dyad.train.losses.options.common import ObjectiveOptions
 
@@ -22,12 +23,12 @@ TOLERANCE = 1e-5  # relative to the loss, and to the largest gradient; both are 
 
 
 def compare_with_one_rank(options: ObjectiveOptions, build: Callable[[], Objective], world: World) -> None:
-    """Compare loss and gradients of an objective on random rows with those that one rank computes from all rows.
+    """Compare loss, gradients and buffers of an objective on random rows with those that one rank gets from all rows.
 
     options: the options of the objective. build: returns a new objective with these options. Every rank must call it.
-    Raises ConfigError, with both losses, on all ranks if they or the gradients differ by more than TOLERANCE. Does
-    nothing for one rank, for objectives of Dyad, for options with exact=False, and for objectives whose inputs are not
-    pairs.
+    Raises ConfigError, with both losses, on all ranks if they or the gradients differ by more than TOLERANCE, or with
+    the name of a buffer, such as a running mean, that does. Does nothing for one rank, for objectives of Dyad, for
+    options with exact=False, and for objectives whose inputs are not pairs.
     """
     of_plugin = not type(options).__module__.startswith("dyad.")
     if world.size == 1 or not of_plugin or not options.exact or options.inputs != "pairs":
@@ -36,11 +37,10 @@ def compare_with_one_rank(options: ObjectiveOptions, build: Callable[[], Objecti
     total, own = ROWS * world.size, slice(ROWS * world.rank, ROWS * (world.rank + 1))
     x_BD, y_BD = torch.randn(2, total, WIDTH, generator=torch.Generator().manual_seed(0)).to(world.device)
     keys_B = torch.arange(total, device=world.device)
+    alone = copy.deepcopy(shared)
     loss, gradients_B2D = _value(shared, x_BD[own], y_BD[own], keys_B[own])
     dist.all_reduce(loss, group=world.group)
     with _alone(world):
-        alone = build().to(world.device)
-        alone.load_state_dict(shared.state_dict())
         want, want_B2D = _value(alone, x_BD, y_BD, keys_B)
     got, difference = loss / world.size, (gradients_B2D / world.size - want_B2D[own]).abs().max()
     largest = torch.stack([difference, (got - want).abs()])
@@ -52,6 +52,14 @@ def compare_with_one_rank(options: ObjectiveOptions, build: Callable[[], Objecti
             f"and one process {want.item():.6g}; gradients differ by up to {largest[0].item():.2g}. Its sums must go "
             "over the columns of all ranks, and its mean over all rows: CONTRIBUTING.md, An objective. If it is meant "
             "to differ, set exact: ClassVar[bool] = False in its options"
+        )
+    state = zip(shared.named_buffers(), alone.buffers(), strict=True)
+    differing = [name for (name, got), want in state if not torch.allclose(got, want, TOLERANCE, TOLERANCE, True)]
+    if found := next((names[0] for names in gather_objects(differing, world) if names), None):
+        raise ConfigError(
+            f"objective={options.name}: on {total} random pairs its buffer '{found}' is another one on {world.size} "
+            "processes than on one. Compute it from the rows of all ranks, such as batch.rows.sum_(of_own_rows) / "
+            "batch.rows.total"
         )
 
 

@@ -251,7 +251,8 @@ def _restore_tensors(source: ResumeSource, components: Components, config: Train
     try:
         if (components.sample_state is None) != (not state.sample_state):
             raise ConfigError(
-                f"it has {'' if state.sample_state else 'no '}per-sample state: it is of another objective"
+                f"it has {'' if state.sample_state else 'no '}per-sample state: it is of another objective. For its "
+                f"towers alone, start another run.name with init_from={folder}"
             )
         if components.sample_state:
             components.sample_state.load(state.sample_state, more_samples=config.resume.allow_more_data)

@@ -1,6 +1,7 @@
 """What a rank does wrong is seen by all, told once, and named."""
 
 import json
+import re
 import shutil
 import signal
 import time
@@ -216,6 +217,8 @@ def test_what_is_not_finite_on_one_rank(jobs: Jobs, tmp_path: Path) -> None:
         assert changed(tmp_path, rank) == {step: step not in (2, 4, 5) for step in range(1, 7)}
     assert [r["train/skipped"] for r in records(job.run)] == [0, 1, 1, 2, 3, 3]
     assert [(line["step"], line["kind"]) for line in ledger(job.run)] == [(s, "nonfinite") for s in (2, 4, 5)]
+    told = re.findall(r"Step (\d) is skipped \(nonfinite\): loss .*, grad_norm .*; (\d) in a row", outcome.out)
+    assert told == [("2", "1"), ("4", "1"), ("5", "2")]
 
 
 @pytest.mark.soak

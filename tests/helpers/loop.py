@@ -71,7 +71,7 @@ def quiet_monitor() -> Monitor:
     world, ledger = World(), Ledger(None, 0, print)
     stragglers = Stragglers(LocalTimer(world.device), 0.7, world, print)
     bad_samples = BadSampleCounter(DataConfig(), [BATCH], world, ledger, print)
-    return Monitor(stragglers, bad_samples, {}, 0, ledger, world)
+    return Monitor(stragglers, bad_samples, {}, 0, ledger, world, print)
 
 
 def run(run_dir: Path, pause: float = 0.0, toy: Toy | None = None) -> tuple[str, int]:

@@ -94,6 +94,22 @@ def check_a_bad_id_is_refused_alike(world_size: int) -> None:
     assert len(set(messages)) == 1 and f"sample id {N} " in messages[0], messages
 
 
+def check_each_rank_saves_its_own() -> None:
+    """state_dict has the part of this rank; that of another rank is refused."""
+    state, again = SampleState(N, INITIAL), SampleState(N, INITIAL)
+    visit(state, 0, SPLITS[dist.get_world_size()][0], torch.float32)
+    again.load_state_dict(state.state_dict())
+    same(again.gathered(torch.device("cpu")), state.gathered(torch.device("cpu")))
+    parts: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(parts, state.state_dict())
+    try:
+        again.load_state_dict(parts[dist.get_rank() - 1])
+    except ConfigError as error:
+        assert "each rank saves and loads its own" in str(error)
+    else:
+        raise AssertionError("the state of another rank was loaded")
+
+
 def check_what_is_sent() -> None:
     """The ids, and k numbers for each; the same for many more samples; nothing to write."""
     sent: Counter[str] = Counter()
@@ -122,6 +138,7 @@ def main() -> None:
     sample_state.BLOCK = 2  # a checkpoint is gathered in several blocks
     check_visits(torch.float32, 0)
     check_a_bad_id_is_refused_alike(dist.get_world_size())
+    check_each_rank_saves_its_own()
     check_what_is_sent()
     print(f"rank {dist.get_rank()}: all checks hold", flush=True)
     dist.destroy_process_group()

@@ -74,9 +74,12 @@ def test_the_readme_has_commands() -> None:
     assert len(COMMANDS) >= 30
 
 
-def test_the_loop_of_the_documents_runs(commands: Commands, tmp_path: Path) -> None:
+OBJECTIVES_ALONE = re.findall(r"```python\n(import torch\n.*?)```", (ROOT / "docs/python.md").read_text(), re.DOTALL)
+
+
+@pytest.mark.parametrize("code", OBJECTIVES_ALONE, ids=["loop", "state"])
+def test_the_objectives_alone_run(code: str, commands: Commands, tmp_path: Path) -> None:
     """As shown: alone, and on two ranks that share a batch."""
-    (code,) = re.findall(r"```python\n(import torch\n.*?)```", (ROOT / "docs/python.md").read_text(), re.DOTALL)
     (tmp_path / "alone.py").write_text(code)
     # torch.distributed.nn before the group, and the group ended: else the process may abort, see distributed/world.py
     start = "import torch.distributed as dist\nimport torch.distributed.nn\ndist.init_process_group('gloo')"

@@ -60,18 +60,10 @@ def errors_of(name: str) -> Iterator[None]:
 def refuse_keys_of_shared_towers(config: TrainConfig, own: TrainConfig) -> None:
     """Raise ConfigError for keys of model.* that an auxiliary loss sets for a tower of the run, which ignores them.
 
-    config: that of the run. own: that of the auxiliary loss. A loss with images or texts alone shares the run's tower
-    of that kind, if the run has one. A loss with both shares a tower only if it has the kind and name of the run's.
-    Keys of OF_LOSS, which change the loss itself, are never refused.
+    config: that of the run. own: that of the auxiliary loss. A tower is that of the run if the run has one of its kind,
+    images or texts. Keys of OF_LOSS, which change the loss itself, are never refused.
     """
-    both = own.has_images and own.has_texts
-
-    def is_shared(tower: str, in_run: bool) -> bool:
-        of_run, of_loss = getattr(config.model, tower), getattr(own.model, tower)
-        return in_run and (not both or (of_run.kind, of_run.name) == (of_loss.kind, of_loss.name))
-
-    images = not own.has_images or is_shared("image", config.has_images)
-    texts = not own.has_texts or is_shared("text", config.has_texts)
+    images, texts = (not own.has_images or config.has_images), (not own.has_texts or config.has_texts)
     read = {"image": own.has_images and images, "text": own.has_texts and texts}
     read["context"] = config.task is own.task is Task.sequence
     there = all_keys(config.model)

@@ -22,6 +22,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from dyad.data.base.errors import ConfigError, nearest
 from dyad.data.base.limits import MOST, check_limits
+from dyad.data.base.plugins import imported_plugins
 from dyad.train.arguments import as_argument
 from dyad.train.cli.command_line import expand_short_keys, parse_argument
 from dyad.train.cli.presets import (
@@ -289,6 +290,8 @@ def _check_override(word: str, known: Iterable[str], choices: Mapping[str, Seque
         raise ConfigError(f"'{word}': Hydra's own keys cannot be set. See: python -m train --help")
     if key in choices and value not in choices[key] and not (key == "experiment" and recipe_of([word])):
         own = f". Of your own: {KEY_OF_GROUP[key].format(value)}" if key in KEY_OF_GROUP else ""
+        if key == "objective" and (plugins := imported_plugins()):
+            own = f". plugins=[{','.join(plugins)}] registered no objective of this name"
         hint = nearest(value, choices[key])
         raise ConfigError(f"{key}={value}: no such choice.{hint} Choices: {', '.join(choices[key])}{own}")
     if key.startswith(OPEN_SECTIONS):

@@ -1,7 +1,7 @@
 """The monitor of a run: it watches for slow ranks, bad samples and weights that differ, and records skipped steps."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from torch import nn
@@ -21,7 +21,8 @@ class Monitor:
     """Observes the training steps of a run. Every rank has a Monitor and must call the same methods.
 
     modules: name → module whose weights are compared between ranks. digest_every: steps between two comparisons; 0: the
-    weights are never compared. ledger: the run's event file. shard_size: how many ranks share one copy of the weights.
+    weights are never compared. ledger: the run's event file. log: called with each line to print. shard_size: how many
+    ranks share one copy of the weights.
     """
 
     stragglers: Stragglers
@@ -30,6 +31,7 @@ class Monitor:
     digest_every: int
     ledger: Ledger
     world: World
+    log: Callable[[str], None]
     shard_size: int = 1
     _compared_at: int = field(default=-1, init=False)
 
@@ -48,14 +50,17 @@ class Monitor:
     def record_skipped(self, batch: Batch, step: int, reason: str, scalars: Mapping[str, float]) -> None:
         """Write a skipped step to the run's event file, with the lowest and highest sample id of its global batch.
 
-        reason: the kind of entry, "nonfinite" or "spike". scalars: metrics of the step by name, of which loss and
-        grad_norm are written; a number that is not finite is written as null. Every rank must call it.
+        A line is printed, too. reason: the kind of entry, "nonfinite" or "spike". scalars: metrics of the step by name,
+        of which loss and grad_norm are written; a number that is not finite is written as null; and in_a_row, how many
+        skipped steps in a row count for optim.max_skipped. Every rank must call it.
         """
         own = (int(batch.sample_ids.min()), int(batch.sample_ids.max())) if len(batch) else None
         first, last = zip(*filter(None, gather_objects(own, self.world)), strict=True)
         numbers = {name: scalars[name] for name in ("loss", "grad_norm")}
         finite = {name: value if math.isfinite(value) else None for name, value in numbers.items()}
         self.ledger.write(step, reason, first_id=min(first), last_id=max(last), **finite)
+        found = ", ".join(f"{name} {value:.4g}" for name, value in numbers.items())
+        self.log(f"Step {step} is skipped ({reason}): {found}; {scalars['in_a_row']:.0f} in a row of optim.max_skipped")
 
     def check(self) -> Mapping[str, float]:
         """Warn of stragglers (slow ranks), and return the count of bad samples as a metric.

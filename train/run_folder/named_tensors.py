@@ -21,7 +21,8 @@ def named_tensors(modules: Mapping[str, nn.Module]) -> dict[str, Tensor]:
     for part, module in modules.items():
         # keep_vars: the tensors themselves. Detached ones would be other objects, which do not show what is shared.
         for name, tensor in module.state_dict(prefix=f"{part}.", keep_vars=True).items():
-            found.setdefault(id(tensor), (name, tensor))
+            if isinstance(tensor, Tensor):  # not the per-sample state of an objective, which has a file of its own
+                found.setdefault(id(tensor), (name, tensor))
     return dict(found.values())
 
 

@@ -94,9 +94,9 @@ class TrainStep:
         this rank's part of the global batch, with those of the auxiliary losses in batch.auxiliary. stop_requested():
         whether this process was asked to stop. logs(steps): whether metrics are logged after `steps` finished steps,
         the same on all ranks; if not, costly metrics are left out. on_skip(batch, steps, reason, scalars): called on
-        all ranks when a step is skipped; steps: finished steps, with the skipped one; reason: skip_reason. Raises
-        UserError after optim.max_skipped skipped steps in a row; a gradient that overflows in fp16, and need not with a
-        smaller loss scale, does not count.
+        all ranks when a step is skipped; steps: finished steps, with the skipped one; reason: skip_reason; scalars:
+        those of the step and in_a_row, how many steps in a row were skipped. Raises UserError after optim.max_skipped
+        of them; a gradient that overflows in fp16, and need not with a smaller loss scale, does not count.
         """
         self.stage = f"step {step + 1}"
         self.local_timer.start()
@@ -120,7 +120,7 @@ class TrainStep:
         self._apply_or_skip(step, scalars["loss"], scalars["grad_norm"], norm)
         self.scalars = {**scalars, "lr": lr, "skipped": float(self._skipped)}
         if self.skip_reason:
-            on_skip(batch, step + 1, self.skip_reason, scalars)
+            on_skip(batch, step + 1, self.skip_reason, {**scalars, "in_a_row": self._skipped_in_a_row})
         if self._skipped_in_a_row >= self._config.optim.max_skipped:
             raise on_all_ranks(self.world, UserError(f"step {step + 1}: {self._skip_message(scalars)}"))
         self.stage = f"after step {step + 1}"

@@ -67,8 +67,8 @@ class Lines:
     """Formats records as text in open_clip's format: `lines(record)` returns the line of one record.
 
     A record of training needs the metrics that every logged step has (data_time, batch_time, lr, …). "Loss: 3.21
-    (3.30)" shows the loss, and the mean of the losses in this epoch's lines up to this one. So each object must get the
-    records of a run in order, each once.
+    (3.30)" shows the loss, and the mean of the finite losses in this epoch's lines up to this one. So each object must
+    get the records of a run in order, each once.
     """
 
     def __init__(self, schedule: RunSchedule) -> None:
@@ -92,7 +92,7 @@ class Lines:
         if epoch != self._epoch:
             self._epoch, self._losses = epoch, []
         loss = record["train/loss"]
-        self._losses.append(loss)
+        self._losses += [loss] if math.isfinite(loss) else []
         of_epoch, batch = self.schedule.steps_per_epoch, self.schedule.global_batch_size
         samples, total = (step - epoch * of_epoch) * batch, of_epoch * batch
         parts = [
@@ -104,7 +104,8 @@ class Lines:
         ]
         if "train/logit_scale" in record:
             parts.append(f"Logit Scale: {record['train/logit_scale']:.3f}")
-        parts.append(f"Loss: {loss:#.5g} ({math.fsum(self._losses) / len(self._losses):#.5g})")
+        mean = math.fsum(self._losses) / len(self._losses) if self._losses else math.nan
+        parts.append(f"Loss: {loss:#.5g} ({mean:#.5g})")
         if "train/mi_bound" in record:
             parts.append(f"MI: {record['train/mi_bound']:.2f} of {record['train/log_k']:.2f}")
         if "train/mfu" in record:

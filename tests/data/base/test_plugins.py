@@ -63,6 +63,16 @@ def test_modules_packages_and_files_are_imported_once(tmp_path: Path, monkeypatc
             "line 3: objective=clip",
         ),
         (
+            "from dyad.plugins import register_objective\n"
+            "from dyad.train.losses.options.spectral import SpectralOptions\n"
+            "register_objective('clip_emoji', SpectralOptions)\n",
+            "line 3: objective=clip_emoji",
+        ),
+        (
+            "from dyad.train.losses.options.common import number\nnumber(0.2, 'gap', '0 or morre')\n",
+            "line 2: number(…): no range '0 or morre'",
+        ),
+        (
             "from dyad.plugins import register_image_tower\nregister_image_tower('timm', print)\n",
             "line 2: model.image.kind=timm",
         ),
@@ -102,3 +112,13 @@ def test_a_command_ends_with_2(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "dyad", "report", "run=x", "plugins=[faulty_plugin.py]"]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 2 and done.stderr.count("\n") == 1, done.stderr
+
+
+def test_a_plugin_that_registers_nothing_is_named(tmp_path: Path) -> None:
+    from dyad.train.cli.compose import compose_config
+    from dyad.train.cli.presets import groups
+
+    (tmp_path / "first_plugin.py").write_text("")
+    import_typed_plugins(["plugins=[first_plugin]"])
+    with raises(ConfigError, "objective=first", ", ".join(groups()["objective"]), "plugins=[first_plugin]"):
+        compose_config(["objective=first"])

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from helpers.eval import encoder
+from helpers.report import records
 
 from dyad.eval.encode.encoder import Encoder, Evaluator, Report
 from dyad.run.evaluation import Evaluation, try_write_report
@@ -116,6 +117,15 @@ def test_panels_that_cannot_be_made_do_not_end_a_finished_run(tmp_path: Path) ->
     evaluate.results[0]["histograms"] = evaluate.results[0]["metrics"] = 5
     evaluate.conclude(Logger([heard]))
     assert heard.concluded == [([], None)] and heard.lines[-1].startswith("no panels of the results (")
+
+
+def test_a_sign_of_failure_is_a_line_of_the_log(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text("task: image_text\nsteps: 200\n")
+    lines = map(json.dumps, records(uniformity_x=-0.001, uniformity_y=-0.001))
+    (tmp_path / "metrics.jsonl").write_text("\n".join(lines) + "\n")
+    said: list[str] = []
+    try_write_report(tmp_path, said.append)
+    assert len(said) == 2 and said[0].startswith("Embeddings have collapsed: ") and "optim.lr" in said[0]
 
 
 def test_a_page_is_made_and_named(tmp_path: Path) -> None:

@@ -60,6 +60,8 @@ BOTH = ["task=image_text", "model=cnn", "model.text.kind=transformers", "model.t
         (TEXTS, f"{VIEWS} data.items=texts model.grad_checkpointing=true", "model.grad_checkpointing=true"),
         (TEXTS, f"{VIEWS} data.items=texts model.text.pooling=cls", "model.text.pooling=cls"),
         (TEXTS, f"{VIEWS} data.items=texts model.text.name=other", "model.text.name=other"),
+        ([*BOTH, "data.train=a.tar"], "objective=siglip model.text.name=other", "model.text.name=other"),
+        ([*BOTH, "data.train=a.tar"], "objective=siglip model.image.kind=timm", "model.image.kind=timm"),
     ],
 )
 def test_keys_of_the_towers_of_the_run_are_refused(run: list[str], more: str, named: str) -> None:
@@ -79,7 +81,6 @@ def test_keys_of_the_towers_of_the_run_are_refused(run: list[str], more: str, na
             [*RUN, "objective=simclr"],
             "task=image_text model.text.kind=transformers model.text.name=bert",
         ),
-        ([*BOTH, "data.train=a.tar"], "objective=clip model.text.name=other model.text.pooling=cls"),
     ],
 )
 def test_a_projection_inputs_and_other_towers_are_of_the_loss(run: list[str], more: str) -> None:

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable
 from dataclasses import fields
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -14,6 +14,8 @@ from torch import Tensor
 
 from dyad.data.base.errors import ConfigError
 from dyad.train.losses import OBJECTIVES, build_objective
+from dyad.train.losses.gathered.batch import GatheredBatch
+from dyad.train.losses.objectives.base import Objective, ObjectiveResult
 from dyad.train.losses.options.registry import configure
 
 SOFTMAX = ["symmetric_dpm", "clip", "gcl", "one_sided_dpm", "info_nce", "dpr", "epr", "cross_entropy", "listwise_ce"]
@@ -101,6 +103,52 @@ def test_wrong_inputs_say_what_is_wrong(name: str) -> None:
         objective(x[:0], y[:0])
     with raises(ConfigError, "duplicates=mask", "x_keys", "y_keys"):
         build_objective(name, duplicates="mask")(x, y)
+
+
+@pytest.mark.parametrize("rows", [8, 10])
+def test_rows_of_negatives_are_those_of_x(rows: int) -> None:
+    x, y = torch.randn(2, 9, 5)
+    with raises(ValueError, f"negatives has {rows} rows for 9 of x"):
+        build_objective("info_nce")(x, y, negatives=torch.randn(rows, 2, 5))
+
+
+def test_arrays_are_no_embeddings() -> None:
+    x, y = torch.randn(2, 9, 5)
+    arrays: list[Any] = [x.numpy(), y.numpy()]
+    with raises(ValueError, "x is a ndarray"):
+        build_objective("clip")(arrays[0], y)
+    with raises(ValueError, "y is a ndarray"):
+        build_objective("clip")(x, arrays[1])
+
+
+class Returns(Objective):
+    """An objective whose of_batch returns what `made` makes of the loss."""
+
+    made: Callable[[Tensor], Any]
+
+    def of_batch(self, batch: GatheredBatch) -> Any:
+        return self.made(batch.pair_scores().mean())
+
+
+@pytest.mark.parametrize(
+    ("made", "named"),
+    [
+        (lambda loss: None, "NoneType ObjectiveResult(loss,"),
+        (lambda loss: loss, "Tensor ObjectiveResult(loss,"),
+        (lambda loss: ObjectiveResult(loss[None], {}), "loss (1,)"),
+        (lambda loss: ObjectiveResult(loss.item(), {}), "loss float"),
+        (lambda loss: ObjectiveResult(loss.detach(), {}), "gradient"),
+        (lambda loss: ObjectiveResult(loss, {"good": loss, "wrong": loss.expand(3)}), "wrong (3,)"),
+        (lambda loss: ObjectiveResult(loss, cast(Any, {"word": "x"})), "word str"),
+    ],
+)
+def test_what_an_objective_of_yours_returns_wrong_is_one_line(made: Callable[[Tensor], Any], named: str) -> None:
+    objective = Returns(configure("vicreg"))
+    objective.made = made
+    x, y = torch.randn(2, 9, 5)
+    with raises(ConfigError, "objective=vicreg: of_batch of Returns", *named.split()) as caught:
+        objective(x.requires_grad_(), y)
+    assert len(str(caught.value).splitlines()) == 1
 
 
 def test_wrong_views_say_what_is_wrong() -> None:

@@ -114,6 +114,13 @@ def test_what_an_objective_lacks_is_left_out_of_the_line() -> None:
     assert line.endswith("ETA 8:15:00")
 
 
+def test_a_loss_that_is_not_finite_is_left_out_of_the_mean() -> None:
+    lines = Lines(schedule(0, 1000))
+    said = [lines({"step": step, **training(loss)}) for step, loss in enumerate((math.nan, 3.0, math.nan, 4.0), 1)]
+    means = [re.findall(r"Loss: (\S+) \((\S+)\)", line)[0] for line in said]
+    assert means == [("nan", "nan"), ("3.0000", "3.0000"), ("nan", "3.0000"), ("4.0000", "3.5000")]
+
+
 def test_a_terminal_gets_a_bar(tmp_path: Path) -> None:
     code = """
 import sys

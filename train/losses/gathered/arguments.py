@@ -1,4 +1,4 @@
-"""Checks and conversions of the arguments of an objective: integers, pairs, relevance."""
+"""Checks and conversions of the arguments of an objective: integers, pairs, relevance, a teacher's scores."""
 
 from __future__ import annotations
 
@@ -49,6 +49,21 @@ def as_relevance(name: str, values: Tensor | None, count: int, like: Tensor) -> 
     if not holds(inside.all()):
         raise ValueError(f"{name} must be above 0 and at most 1, not {float(weights[~inside][0]):g}")
     return weights
+
+
+def as_teacher(name: str, values: Tensor, count: int, like: Tensor) -> Tensor:
+    """Convert the scores that a teacher gave `count` pairs to float32 or float64 (count,) without gradient.
+
+    values: a tensor, list or array. name, like: as in `as_relevance`. Raises ValueError for another shape and for
+    scores that are not finite; within collect_checks(speculative=True) of sums/conditions.py they are assumed to be.
+    """
+    scores = torch.as_tensor(values, device=like.device).detach()
+    if scores.shape != (count,):
+        raise ValueError(f"{name} must be ({count},), one score for each pair, not {tuple(scores.shape)}")
+    scores = scores.to(torch.promote_types(like.dtype, torch.float32))
+    if not holds(scores.isfinite().all()):
+        raise ValueError(f"{name} must be finite scores, not {float(scores[~scores.isfinite()][0]):g}")
+    return scores
 
 
 def dtype_name(dtype: torch.dtype) -> str:

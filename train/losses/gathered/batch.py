@@ -15,7 +15,7 @@ from torch import Tensor
 
 from dyad.data.base.errors import ConfigError
 from dyad.data.batch import KnownPositives
-from dyad.train.losses.gathered.arguments import as_int64, as_relevance, dtype_name
+from dyad.train.losses.gathered.arguments import as_int64, as_relevance, as_teacher, dtype_name
 from dyad.train.losses.gathered.further_rows import FurtherRows, XNegatives
 from dyad.train.losses.options.choices import Duplicates
 from dyad.train.losses.sums.all_gather import Layout
@@ -53,21 +53,24 @@ class Columns:
     teacher_k: Tensor | None = None
 
     @staticmethod
-    def of(negatives: Tensor | Columns) -> Columns:
+    def of(negatives: Tensor | Columns, rows: int) -> Columns:
         """Return further y items as checked Columns, from a tensor of hard negatives or from the caller's Columns.
 
-        negatives: (b, k, D), k hard negatives for each of b rows; or Columns, of which a copy is returned with row_k
-        and keys_k in int64, and relevance_k in float32 or float64, 1 for hard negatives; without positive_k it is
-        dropped. Raises ValueError for wrong shapes, row_k and keys_k that are no integers, a positive_k that is not
-        bool, and a relevance of a positive outside (0, 1], which collect_checks(speculative=True) of sums/conditions.py
-        assumes not to be. The width of the embeddings and the range of row_k are not checked.
+        negatives: (b, k, D), k hard negatives for each of b rows, with b = rows; or Columns, of which a copy is
+        returned with row_k and keys_k in int64, relevance_k in float32 or float64, 1 for hard negatives, and teacher_k
+        likewise; without positive_k, relevance_k is dropped. Raises ValueError for wrong shapes, row_k and keys_k that
+        are no integers, a positive_k that is not bool, and a relevance of a positive outside (0, 1] or a teacher's
+        score that is not finite, which collect_checks(speculative=True) of sums/conditions.py assumes not to be. The
+        width of the embeddings and the range of row_k are not checked.
         """
         if isinstance(negatives, Columns):
             return negatives._checked()
         if negatives.ndim != 3:
             raise ValueError(f"negatives must be (b, k, D), or Columns, not {tuple(negatives.shape)}")
-        rows, each = negatives.shape[:2]
-        return Columns(negatives.flatten(0, 1), torch.arange(rows, device=negatives.device).repeat_interleave(each))
+        if len(negatives) != rows:
+            raise ValueError(f"negatives has {len(negatives)} rows for {rows} of x")
+        row_k = torch.arange(rows, device=negatives.device).repeat_interleave(negatives.shape[1])
+        return Columns(negatives.flatten(0, 1), row_k)
 
     def _checked(self) -> Columns:
         """Return a copy of these Columns, converted and checked as `of` says."""
@@ -89,7 +92,10 @@ class Columns:
         if relevance_k is not None and self.positive_k is not None:
             of_positives_k = relevance_k.masked_fill(~self.positive_k, 1)
             relevance_k = as_relevance("negatives.relevance_k", of_positives_k, count, self.embeddings_kD)
-        return replace(self, row_k=row_k, keys_k=keys_k, relevance_k=relevance_k)
+        teacher_k = self.teacher_k
+        if teacher_k is not None:
+            teacher_k = as_teacher("negatives.teacher_k", teacher_k, count, self.embeddings_kD)
+        return replace(self, row_k=row_k, keys_k=keys_k, relevance_k=relevance_k, teacher_k=teacher_k)
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ Legend: n samples, k floats for each, W ranks; in a step b samples on this rank,
 
 Rank ⌊i / ⌈n/W⌉⌋ owns sample i, so a rank stores k·n/W floats. A step sends the B ids and makes one all-reduce of k·B
 floats, for any n. The state is neither parameter nor buffer: data parallelism would overwrite these with the values of
-rank 0.
+rank 0. It is the extra state of a torch module, so that state_dict() of an objective has the part of this rank.
 """
 
 from __future__ import annotations
@@ -13,11 +13,12 @@ import math
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
 from dyad.data.base.errors import ConfigError, HardwareError
 from dyad.train.losses.sums.all_gather import Layout
@@ -79,7 +80,7 @@ class StateRead:
         return torch.segment_reduce(values_B[order_B], how, lengths=self.counts_U)[self.inverse_B]
 
 
-class SampleState:
+class SampleState(nn.Module):
     """Named floats (such as a running mean) for every sample id 0 … n−1, stored on the rank that owns the sample.
 
     num_samples: n. initial: name → the float of a sample before its first batch, NaN for none. Floats are stored as
@@ -89,6 +90,7 @@ class SampleState:
     """
 
     def __init__(self, num_samples: int, initial: Mapping[str, float], memory_budget_mb: int = 4096) -> None:
+        super().__init__()
         assert num_samples > 0 and initial and not set(initial) & set(COUNTERS)
         self.num_samples, self.names = num_samples, tuple(initial)
         self.samples_seen = 0  # rows of all global batches so far
@@ -239,6 +241,36 @@ class SampleState:
         never_visited += (self.num_samples - samples) * bool(self._initial_k.isnan().any())
         self._never_visited = torch.tensor(never_visited, device=table.device)
         self._undo = None
+
+    def get_extra_state(self) -> dict[str, Any]:
+        """Return what state_dict has of this object: the state of the samples that this rank owns, not copied.
+
+        The result is a dict: table, (n/W, k) floats, None before the first batch; the counters; and part, (names, rank,
+        number of ranks, number of samples). No rank waits for another.
+        """
+        counters = {"samples_seen": self.samples_seen, "never_visited": self._never_visited}
+        table = None if self._table is None else self._table[:-1]
+        return {"table": table, **counters, "part": (self.names, *_rank_and_world(), self.num_samples)}
+
+    def set_extra_state(self, state: Mapping[str, Any]) -> None:
+        """Load what `get_extra_state` returned on this rank; load_state_dict calls it.
+
+        Raises ConfigError, with nothing changed, for the state of another objective or rank, or of other numbers of
+        ranks or samples.
+        """
+        there, here = state["part"], (self.names, *_rank_and_world(), self.num_samples)
+        if there != here:
+            of_there, of_here = (f"{', '.join(n)} of {s:,} samples, rank {r} of {w}" for n, r, w, s in (there, here))
+            raise ConfigError(
+                f"the state_dict has per-sample state {of_there}, and this objective {of_here}: each rank saves and "
+                "loads its own. For another number of ranks use sample_state.gathered(device) and sample_state.load"
+            )
+        if (saved := state["table"]) is None:
+            self._table = None
+        else:
+            self._table_in(saved.dtype)[:-1] = saved
+        self.samples_seen, self._undo = state["samples_seen"], None
+        self._never_visited = state["never_visited"].to(self._never_visited.device)
 
     def _own(self, rank: int, world_size: int) -> slice:
         """Return the slice of the sample ids 0 … n−1 whose state the rank `rank` stores."""

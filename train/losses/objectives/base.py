@@ -43,17 +43,18 @@ class Objective(nn.Module):
     Subclasses implement `of_batch` (from the batch gathered over ranks), or `of_embeddings` if they need no gathered
     columns. options: the ObjectiveOptions that configure the objective; subclasses narrow the type. takes: the optional
     arguments of forward that the objective accepts, in the words of ObjectiveOptions.takes; by default options.takes.
-    sample_state: the objective's numbers for every training sample; None if it keeps none. gathers_ids: whether
-    of_batch needs the sample ids of all ranks.
+    sample_state: the objective's numbers for every training sample, of which state_dict() has those that this rank
+    stores; None if it keeps none. gathers_ids: whether of_batch needs the sample ids of all ranks.
     """
 
-    sample_state: SampleState | None = None
+    sample_state: SampleState | None
     gathers_ids = False
     options: Any
 
     def __init__(self, options: ObjectiveOptions) -> None:
         super().__init__()
-        self.options, self.takes = options, options.takes
+        self.options, self.takes, self.sample_state = options, options.takes, None
+        self._before: dict[str, Tensor] = {}  # the buffers before the last call of forward
 
     @torch.compiler.disable(reason="an objective runs as it is: its sums are in tiles, by kernels of its own")
     def forward(
@@ -84,12 +85,13 @@ class Objective(nn.Module):
         state or in a .npy file of numbers, for objectives that have one. negatives: (b, k, D), k hard negatives per
         row, or Columns (a list of further y items). positives, excluded: (P, 2), P pairs (local row, global column),
         where global columns are the y of all ranks in rank order, then the further y items of all ranks; without
-        positives, row i of x and row i of y are a pair; excluded pairs are in no sum. x_keys, y_keys: (b,), equal for
-        the same item; one of them is needed with duplicates=mask or positive, y_keys with a file of numbers by content
-        key. known_positives: keys of items that are relevant to a row: columns with these keys are not among the row's
-        negatives; y_keys must be given. x_target, y_target: (b, D), embeddings of the same x and y by a target network.
-        x_negatives: x items of no pair, negatives of the y of pairs; they have no term of their own in the loss. more:
-        arguments that only some objectives take, see their classes: importance, lengths, teacher.
+        positives, row i of x and row i of y are a pair; excluded pairs are in no sum over candidates; the own term of a
+        positive pair stays. x_keys, y_keys: (b,), equal for the same item; one of them is needed with duplicates=mask
+        or positive, y_keys with a file of numbers by content key. known_positives: keys of items that are relevant to a
+        row: columns with these keys are not among the row's negatives; y_keys must be given. x_target, y_target: (b,
+        D), embeddings of the same x and y by a target network. x_negatives: x items of no pair, negatives of the y of
+        pairs; they have no term of their own in the loss. more: arguments that only some objectives take, see their
+        classes: importance, lengths, teacher.
 
         relevance: a weight w in (0, 1] for each positive pair: (b,), of row i and column i; with `positives` (P,), in
         their order; Columns holds the weights of further positives. The weight multiplies the pair's terms in the loss,
@@ -113,8 +115,9 @@ class Objective(nn.Module):
                 f"objective {self.options.name}: torch.func.grad, vmap and the like cannot transform it, as it forms "
                 "its gradient itself, by tiles. Take torch.autograd.grad or backward; torch.func.functional_call works"
             )
+        check_tensors(x=x_bD, y=y_mD, negatives=negatives, x_target=x_target, y_target=y_target)
         targets = {name: e for name, e in (("x_target", x_target), ("y_target", y_target)) if e is not None}
-        columns = None if negatives is None else Columns.of(negatives)
+        columns = None if negatives is None else Columns.of(negatives, len(x_bD))
         weighs = relevance is not None or (columns is not None and columns.relevance_k is not None)
         given = {
             "targets": targets or None,
@@ -132,6 +135,7 @@ class Objective(nn.Module):
             raise ConfigError(reason)
         if x_negatives is not None and (reason := self.options.no_x_negatives_because):
             raise ConfigError(reason)
+        self._before = {name: buffer.clone() for name, buffer in self.named_buffers()}
         further = None if x_negatives is None else x_negatives.checked()
         device, pairs = x_bD.device, x_bD if y_mD is not None else x_bD[::2]
         x_type, y_type = x_bD.dtype, x_bD.dtype if y_mD is None else y_mD.dtype
@@ -165,7 +169,7 @@ class Objective(nn.Module):
                     **other,
                 )
 
-            result = of_width(None)
+            result = self._checked(of_width(None), x_bD)
             loss, metrics = result.loss, dict(result.metrics)
             for width in widths:
                 narrow = of_width(width).loss
@@ -207,6 +211,19 @@ class Objective(nn.Module):
         """
         raise NotImplementedError
 
+    def _checked(self, result: Any, x_bD: Tensor) -> ObjectiveResult:
+        """Return `result`, what of_batch has returned. Raises ConfigError for a mistake in of_batch of a subclass."""
+        start = f"objective={self.options.name}: of_batch of {type(self).__name__} returns"
+        if not isinstance(result, ObjectiveResult):
+            raise ConfigError(f"{start} {type(result).__name__}. Return ObjectiveResult(loss, metrics)")
+        for name, value in {"loss": result.loss, **result.metrics}.items():
+            if not isinstance(value, Tensor) or value.ndim:
+                found = f"a tensor {tuple(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
+                raise ConfigError(f"{start} {name} as {found}. Give one number, a 0-d tensor")
+        if x_bD.requires_grad and torch.is_grad_enabled() and not result.loss.requires_grad:
+            raise ConfigError(f"{start} a loss without gradient. Compute it from batch.x_bD and batch.y_MD by torch")
+        return result
+
     def calibrate(self, logit_scale: float, logit_bias: float | None, names: Collection[str]) -> dict[str, float]:
         """Set the temperature 1/exp(logit_scale) and the bias logit_bias that pretrained weights bring.
 
@@ -225,11 +242,14 @@ class Objective(nn.Module):
         """
 
     def undo(self) -> None:
-        """Restore per-sample state and running means to their values before the last call of forward.
+        """Restore per-sample state and buffers, such as running means, to their values before the last call of forward.
 
         To be called, on every rank, if the optimiser step of that call is skipped. Parameters that an optimiser steps
-        stay, except a ν (objective.nu=sgd) that this call gave its first value.
+        stay, except a ν (objective.nu=sgd) that this call gave its first value. State of a subclass that is no buffer
+        stays, unless the subclass extends this method.
         """
+        for name, before in self._before.items():
+            self.get_buffer(name).copy_(before)
         if self.sample_state is not None:
             self.sample_state.undo()
 
@@ -243,6 +263,13 @@ class Objective(nn.Module):
         wide = e_bD.to(torch.promote_types(e_bD.dtype, torch.float32))
         wide = normalized(wide) if self.options.similarity is Similarity.cosine else wide
         return wide.to(e_bD.dtype) if e_bD.is_cuda else wide
+
+
+def check_tensors(**embeddings: object) -> None:
+    """Raise ValueError, with the name, for embeddings that are neither a tensor nor Columns nor None."""
+    for name, e in embeddings.items():
+        if not isinstance(e, Tensor | Columns | None):
+            raise ValueError(f"{name} is a {type(e).__name__}, not a tensor: torch.as_tensor makes one of it")
 
 
 def shapes(*tensors: Tensor | None) -> str:

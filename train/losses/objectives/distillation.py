@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from dyad.data.base.errors import ConfigError
+from dyad.train.losses.gathered.arguments import as_teacher
 from dyad.train.losses.gathered.batch import Columns, check_indices
 from dyad.train.losses.objectives.base import ObjectiveResult, check_pairs
 from dyad.train.losses.objectives.softmax import SoftmaxObjective
@@ -54,8 +55,7 @@ class Distillation(SoftmaxObjective):
                 f"objective={self.options.name}: give teacher=(b,), a teacher's scores of the pairs, and negatives as "
                 "Columns with teacher_k; a run reads them from the field data.teacher"
             )
-        if teacher_b.shape != x_bD.shape[:1]:
-            raise ValueError(f"teacher must be ({len(x_bD)},), one score for each pair, not {tuple(teacher_b.shape)}")
+        teacher_b = as_teacher("teacher", teacher_b, len(x_bD), x_bD)
         check_indices("negatives.row_k: no row", columns.row_k, len(x_bD))
         differences = self._differences(x_bD, y_bD, teacher_b, columns)
         loss = layout.share * self._each(*differences, columns.row_k, len(x_bD)).sum()

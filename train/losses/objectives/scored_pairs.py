@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from dyad.data.base.errors import ConfigError
+from dyad.train.losses.gathered.arguments import as_teacher
 from dyad.train.losses.objectives.base import Objective, ObjectiveResult, TemperatureObjective, check_pairs
 
 
@@ -47,11 +48,10 @@ class ScoredPairs(Objective):
                 f"objective={self.options.name}: give teacher=(b,), the score of each pair; a run reads it from the "
                 "field data.teacher"
             )
-        if teacher_b.shape != x_bD.shape[:1]:
-            raise ValueError(f"teacher must be ({len(x_bD)},), one score for each pair, not {tuple(teacher_b.shape)}")
+        teacher_b = as_teacher("teacher", teacher_b, len(x_bD), x_bD)
         wide = torch.promote_types(x_bD.dtype, torch.float32)
         s_b = (x_bD.to(wide) * y_bD.to(wide)).sum(1)
-        s_B, t_B = layout.gathered(s_b, teacher_b.to(wide))
+        s_B, t_B = layout.gathered(s_b, teacher_b)
         return ObjectiveResult(self.of_scores(s_B, t_B), {"pair_correlation": correlation(s_B.detach(), t_B)})
 
 

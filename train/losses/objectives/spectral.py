@@ -129,7 +129,6 @@ class SpectralAlternating(MomentObjective):
             width = options.width or 0
             self.register_buffer("moments_2DD", torch.zeros(2, width, width))
             self.register_buffer("seen", torch.tensor(0.0))
-            self._before = (self.moments_2DD, self.seen)
 
     def of_pairs(
         self,
@@ -150,16 +149,11 @@ class SpectralAlternating(MomentObjective):
         loss = DIRECTIONS[self.options.directions](row, column)
         return ObjectiveResult(loss, {"positive_score": share * (x_bD * y_bD).sum(), **moment_errors(moments_2DD)})
 
-    def undo(self) -> None:
-        super().undo()
-        if self.options.lambda_momentum:
-            self.moments_2DD, self.seen = self._before
-
     def _averaged(self, batch_2DD: Tensor, moves: bool) -> Tensor:
         """Return the running means of the second moments of x and of y, with this batch included, (2, D, D).
 
         batch_2DD: the moments of the batch, which are returned as they are if options.lambda_momentum is 0. moves:
-        whether to store the new means, which `undo` can take back. Raises ConfigError if options.width is not D.
+        whether to store the new means, if all are finite. Raises ConfigError if options.width is not D.
         """
         if not self.options.lambda_momentum:
             return batch_2DD
@@ -168,9 +162,10 @@ class SpectralAlternating(MomentObjective):
             raise ConfigError(f"objective.width={self.options.width}: the embeddings have {width}. Set that")
         old_share = self.options.lambda_momentum * self.seen.to(batch_2DD.dtype)
         mean_2DD = batch_2DD + old_share * (self.moments_2DD.to(batch_2DD.dtype) - batch_2DD)
-        self._before = (self.moments_2DD, self.seen)
         if moves:
-            self.moments_2DD, self.seen = mean_2DD.to(self.moments_2DD.dtype), torch.ones_like(self.seen)
+            is_finite = mean_2DD.isfinite().all()
+            self.moments_2DD = torch.where(is_finite, mean_2DD.to(self.moments_2DD.dtype), self.moments_2DD)
+            self.seen = torch.where(is_finite, 1.0, self.seen)
         return mean_2DD
 
 

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, get_type_hints
 
 from omegaconf import MISSING
 
-from dyad.data.base.errors import ConfigError
+from dyad.data.base.errors import ConfigError, nearest
 from dyad.data.base.limits import check_limits
 from dyad.data.config import described
 from dyad.train.losses.options.choices import CandidateSet, Directions, Duplicates, Positives, Similarity
@@ -39,8 +39,10 @@ def number(default: Any, meaning: str, allowed: str, **limits: float) -> Any:
 
     meaning: the text for `--help`. allowed: the range, a key of RANGES, which the options check when they are made.
     limits: further limits, by the names least, most, above or below (data/base/limits.py), which they check too. The
-    value None is legal in every range.
+    value None is legal in every range. Raises ConfigError for another range.
     """
+    if allowed not in RANGES:
+        raise ConfigError(f"number(…): no range '{allowed}'.{nearest(allowed, RANGES)} Ranges: {', '.join(RANGES)}")
     return field(default=default, metadata={"help": meaning, "range": allowed, **limits})
 
 

@@ -122,6 +122,16 @@ def test_what_is_missing_is_named(name: str) -> None:
         build_objective("dpr").double()(x, y, negatives=columns, teacher=TEACHER)
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_scores_that_are_not_finite_are_refused(name: str) -> None:
+    x, y, further = leaves()
+    wrong = torch.full_like(OF_FURTHER, torch.nan)
+    with raises(ValueError, "negatives.teacher_k", "nan"):
+        build_objective(name)(x, y, negatives=Columns(further, ROWS, teacher_k=wrong), teacher=TEACHER)
+    with raises(ValueError, "teacher must", "inf"):
+        build_objective(name)(x, y, negatives=Columns(further, ROWS, teacher_k=OF_FURTHER), teacher=TEACHER / 0)
+
+
 def test_a_run_is_refused_before_it_begins() -> None:
     options = configure("distill_kl")
     assert not [*options.broken_by(LISTS)]

@@ -121,6 +121,13 @@ def test_what_is_missing_is_named(name: str) -> None:
         objective(x, y[:5], teacher=SCORES)
 
 
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+@pytest.mark.parametrize("name", ["cosent", "cosine_mse"])
+def test_scores_that_are_not_finite_are_refused(name: str, value: float) -> None:
+    with raises(ValueError, "teacher", str(value)):
+        build_objective(name)(*torch.randn(2, 3, 4), teacher=torch.tensor([0.5, value, 1]))
+
+
 def test_a_run_is_refused_before_it_begins() -> None:
     pairs, options = ExpectedBatch(B, inputs="scored pairs"), configure("cosent")
     assert not [*options.broken_by(pairs)]
