@@ -259,7 +259,7 @@ def test_timm_weights_of_another_size_than_that_of_the_name(tmp_path: Path) -> N
     given = timm.create_model("test_vit", img_size=64, num_classes=0).eval()
     save_file(given.state_dict(), tmp_path / "vit.safetensors")
     image = timm_tower(name="test_vit", pretrained=str(tmp_path / "vit.safetensors"), image_size=64)
-    trunk = build_image_text(with_image(tmp_path, image)).towers.x_tower.trunk
+    trunk: Any = build_image_text(with_image(tmp_path, image)).towers.x_tower.trunk
     torch.testing.assert_close(trunk.pos_embed, given.pos_embed, rtol=0, atol=0)
     image.image_size = None
     refused(with_image(tmp_path, image), "vit.safetensors")

@@ -336,7 +336,7 @@ def test_the_copy_that_a_run_keeps_gives_the_tower_without_weights(bert: str, tm
     folder = folder_of(bert, tmp_path / "st", parts.Dense(32, 8, bias=False, activation_function=nn.Tanh()))
     run = open_run(configured(folder, "objective=dpr", "model.embed_dim=null", f"run.dir={tmp_path}", "run.name=a"))
     shutil.rmtree(folder)
-    tower = build_text_pair(read_config(run).model, load_pretrained=False).towers.x_tower
+    tower: Any = build_text_pair(read_config(run).model, load_pretrained=False).towers.x_tower
     assert {name: p.shape for name, p in tower.projection.named_parameters()} == {"0.weight": (8, 32)}
     with raises(ConfigError, "model.text.name=", "model.safetensors", "model.text.dense=false"):
         _dense(str(next((run / "model").glob("*/st"))), 32, pretrained=True)
