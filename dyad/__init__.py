@@ -6,8 +6,8 @@
     scores = model.similarity(model.encode_image(["frog.jpg"]), model.encode_text(["a frog", "a toad"]))
     hits = model.search(model.index("my_pictures"), "a frog", k=5)
 
-The names in __all__ are the public interface; what they need is imported when a name is first used: help(dyad.load) and
-help(dyad.Model) begin with the most used ones. In a checkout `train`, `data`, `eval` and `configs` are links to the
+The names in __all__ are the public interface; what they need is imported when a name is first used. Begin with
+help(dyad.load) and help(dyad.Model). In a checkout `train`, `data`, `eval` and `configs` are links to the
 folders at the top of the repository. The installed wheel holds the folders themselves.
 """
 
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from dyad.train.losses.gathered.batch import Columns
     from dyad.training_batches import Batch, batches
 
-MODULES = ("dyad.data.base.errors", "dyad.train.losses", "dyad.model", "dyad.evaluate_model", "dyad.training_batches")
-MODULES += ("dyad.train.losses.gathered.batch",)
+LOSSES = ("dyad.train.losses", "dyad.train.losses.gathered.batch")
+MODULES = ("dyad.data.base.errors", *LOSSES, "dyad.model", "dyad.evaluate_model", "dyad.training_batches")  # by weight
 __all__ = ["OBJECTIVES", "Batch", "Columns", "ConfigError", "DataError", "Hit", "Index", "Model", "batches"]
 __all__ += ["build_objective", "evaluate", "load"]
 

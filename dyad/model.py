@@ -380,7 +380,8 @@ def load(
     data, options = replace(found.config.data, workers=workers), found.config.eval
     block = options.block if block is None else inputs.count_of(block, "block")
     width = None if width is None else inputs.count_of(width, "width")
-    if width and isinstance(found, LoadedRun) and width not in getattr(found.config.objective, "matryoshka", []):
+    trained = [*getattr(found.config.objective, "matryoshka", []), found.config.model.embed_dim]
+    if width and isinstance(found, LoadedRun) and width not in trained:
         why = "its first numbers were not trained to be an embedding of their own"
         print_once(f"width={width}: objective.matryoshka of {found.run} lacks it, so {why}")
     config = replace(found.config, data=data, eval=replace(options, block=block, width=width or options.width))

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
-from functools import partial
+from functools import cache, partial
 from typing import TYPE_CHECKING, TextIO, TypeVar
 
 from dyad.data.base.errors import printable
@@ -88,6 +88,12 @@ def print_once(line: str) -> None:
     """
     if os.environ.get("RANK", "0") == "0":
         print_line(line, sys.stderr)
+
+
+@cache
+def print_first(line: str) -> None:
+    """Print a line as `print_once` does, the first time that it is given in this process: files are looked up often."""
+    print_once(line)
 
 
 def print_line(line: str, stream: TextIO | None = None) -> None:

@@ -27,7 +27,8 @@ class ConversionReport:
 
     target: the new format. tally: counts of the rows that were read and skipped. unread: fields of the input that the
     readers do not use. The others have names of parts as keys: written: parts written to the new files. joined: parts
-    not written, because an equal one was written before. dropped: parts that the new format cannot hold.
+    not written, because an equal one was written before. dropped: parts that the new format cannot hold. margins:
+    whether the teacher's scores are differences: that of every hard negative is 0.
     """
 
     target: Target
@@ -36,6 +37,7 @@ class ConversionReport:
     written: Counter[str] = field(default_factory=Counter)
     joined: Counter[str] = field(default_factory=Counter)
     dropped: Counter[str] = field(default_factory=Counter)
+    margins: bool = True
 
     def print(self, out: Path) -> None:
         """Print the counts of the conversion, in the order written, skipped, joined, dropped, not read.
@@ -94,7 +96,7 @@ def convert(source: str, options: PackOptions) -> None:
         return print(
             f"without their scores, pairs cannot be trained on: to={Target.dpr} and to={Target.flag} hold them"
         )
-    print(f"train on them:\n  {question_command(paths, trained, *split, negatives=negatives)}")
+    print(f"train on them:\n  {question_command(paths, trained, *split, negatives=negatives, margins=report.margins)}")
 
 
 def _write(questions: InputQuestions, folder: Path, options: PackOptions, report: ConversionReport) -> None:
@@ -126,6 +128,7 @@ def _write(questions: InputQuestions, folder: Path, options: PackOptions, report
                 for name in LISTS[:1] if target is Target.beir else LISTS:
                     report.written[name.replace("_", " ")] += len(getattr(whole, name))
                 report.dropped.update(dropped)
+                report.margins &= all(passage.teacher == 0 for passage in whole.hard_negatives)
                 for passages in lists:
                     if isinstance(passages, CorpusPassages):
                         named[passages.positions] = True

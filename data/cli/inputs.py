@@ -191,15 +191,21 @@ def require_images(sources: Sequence[str], options: TableKeys, key: str) -> None
     if tables and not image_column(tables[0], options.columns):
         raise ConfigError(
             f"{tables[0].path}: its columns {row_fields.named(tables[0].columns)} have no known names. Name those of "
-            "images and captions, or of questions and passages: columns=[…]"
+            f"images and captions, or of questions and passages: columns=[…]{_of_urls(first_row(tables[0]))}"
         )
     top = "If the first line is a row, put a line of column names on top, such as question<TAB>positive."
     advice = {".tsv": top, ".jsonl": "Pairs of an image and its caption are checked when they are packed."}
     if not tables and (suffix := suffix_of(file := _first_of(files))) in advice:
         with suppress(OSError):
             if fields := first_row(open_table(file)):
-                passages = f"; passages: text, and one of {', '.join(PASSAGE_IDS)}. {advice[suffix]}"
+                passages = f"; passages: text, and one of {', '.join(PASSAGE_IDS)}{_of_urls(fields)}. {advice[suffix]}"
                 raise ConfigError(f"{file}: {formats.unknown_format(fields, passages)}")
+
+
+def _of_urls(fields: Mapping[str, Any]) -> str:
+    """Return a clause for a row with a URL, or with one as a column's name, which is a first row taken for names."""
+    urls = any(str(text).startswith(("http://", "https://")) for text in (*fields, *fields.values()))
+    return "; URLs of images are not downloaded: img2dataset makes shards of such a table" if urls else ""
 
 
 def _kind_of_file(file: str) -> tuple[InputKind | None, str]:

@@ -320,6 +320,8 @@ def _with_scores(fields: Fields, name: str, found: QuestionFormat, lists: Sequen
             _of_texts(fields, f"{own}_{name}", [count]) if own else [] for own, count in zip(names, counts, strict=True)
         ]
     else:
+        if name not in fields and (other := next((each for each in SCORES if each in fields), None)):
+            raise BadFormat(NO_SCORE, f"the row has no '{name}': {other} is read by data.teacher={other}")
         told = _of_texts(fields, name, counts)
         scores = [told[: counts[0]], [], told[counts[0] :]]
     pairs = zip(lists, scores, strict=True)
@@ -339,8 +341,6 @@ def _of_texts(fields: Fields, name: str, counts: Sequence[int]) -> list[tuple[An
     difference of their values, returned as the number and 0; an AnyScore asks for scores of pairs, so for it this
     number is refused. Raises BadRow when the field is missing or has another number of values.
     """
-    if name not in fields and (given := next((each for each in SCORES if each in fields), None)):
-        raise BadFormat(NO_SCORE, f"the row has no '{name}': {given} is read by data.teacher={given}")
     value, count = required_value(fields, name, "the row", NO_SCORE), sum(counts)
     if not isinstance(value, list):
         if max(counts) > 1 or count > (1 if isinstance(name, AnyScore) else 2):

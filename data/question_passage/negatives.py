@@ -55,8 +55,8 @@ def no_negatives_message(rows: int) -> str:
     """Return the end of a warning: none of `rows` inspected rows has hard negatives, what follows, and how to get some.
     The rows must be spaced evenly in the data."""
     count = f"none of {rows:,} rows, evenly spaced," if rows > 1 else "its row"
-    others = "others of the batch are all there are, with objective.candidates=list none"
-    found = "python -m eval.mine finds some, data.negatives.lists=[negatives] takes passages judged 0"
+    others = "the negatives of a question are the passages of the other rows, with objective.candidates=list none"
+    found = "python -m eval.mine finds some; of judgements, data.negatives.lists=[negatives] takes those of 0"
     return f"{count} has hard negatives: {others}. {found}"
 
 

@@ -25,6 +25,7 @@ PIECE = 1 << 20
 
 BLOCK = 512
 ZEROS = bytes(BLOCK)
+GZIP = b"\x1f\x8b"
 REGULAR, SPARSE = b"\x000" + b"7", b"S"
 WITHOUT_PAYLOAD = b"123456"  # links, devices, folders: their size field is not followed by data
 LONG_NAME, LONG_LINK, PAX, PAX_GLOBAL = b"L", b"K", b"x", b"g"
@@ -211,7 +212,8 @@ def _read_header(stream: BinaryIO, offset: int) -> _Header | None:
     if block == ZEROS:
         return None
     if _byte_sum(block) != _number(block[148:156]):
-        raise _BrokenTar(offset, "no valid tar header (its checksum is wrong)")
+        fault = "it is compressed by gzip: unpack it by gunzip" if block.startswith(GZIP) else "its checksum is wrong"
+        raise _BrokenTar(offset, f"no valid tar header ({fault})")
     kind = block[156:157]
     size = 0 if kind in WITHOUT_PAYLOAD else _number(block[124:136])
     if size < 0:

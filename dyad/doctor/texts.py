@@ -108,7 +108,7 @@ def _texts_by_kind(config: TrainConfig) -> Iterator[tuple[str, str | None, list[
         yield words[0], QUESTIONS, [text.rendered(data.question) for text in _evenly_spaced(questions)]
         yield words[1], PASSAGES, [text.rendered(data.passage) for text in _evenly_spaced(passages)]
     elif config.data.items is ItemKind.texts:
-        texts = _of_files(config, lambda path, _, config: _rows(path, config, text_of))
+        texts = _of_files(config, lambda path, _, own: _rows(path, own, text_of))
         yield "texts", PASSAGES, [text.rendered(data.passage) for text in _evenly_spaced(texts)]
 
 

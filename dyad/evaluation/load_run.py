@@ -139,12 +139,13 @@ def load_on_all(path: str, world: "World") -> LoadedRun:
     return raise_on_all(world, lambda: load_run(run, checkpoint))
 
 
-def read_config(run: Path) -> TrainConfig:
+def read_config(run: Path, copies: bool = True) -> TrainConfig:
     """Read the configuration of a run from its config.yaml.
 
-    Names of models that the run folder has a copy of are paths of these copies (train/towers/libraries/kept_files.py).
-    Plugins that it names are not imported: those that the model needs must be imported before. Raises ConfigError if
-    the file is missing, a link out of the folder, or no configuration of this version.
+    copies: whether names of models that the run folder has a copy of become paths of these copies, which have no
+    weights (train/towers/libraries/kept_files.py); False: they stay as they were typed. Plugins that it names are not
+    imported: those that the model needs must be imported before. Raises ConfigError if the file is missing, a link out
+    of the folder, or no configuration of this version.
     """
     tree = saved_config(run)
     names, saved = tree.get("plugins"), OmegaConf.create(tree)
@@ -157,4 +158,4 @@ def read_config(run: Path) -> TrainConfig:
         raise ConfigError(f"{run}/config.yaml is not a configuration of this version: {reason}.{hint}") from error
     except ConfigError as error:
         raise ConfigError(f"{run}/config.yaml: {error}.{hint}") from error
-    return replace(config, model=kept_model(config.model, run))
+    return replace(config, model=kept_model(config.model, run)) if copies else config

@@ -135,7 +135,7 @@ def evaluate(command: EvalCommand, config: "TrainConfig", found: "FoundModel") -
     """
     from dyad.eval.encode.encoder import Encoder
     from dyad.eval.results.write import model_facts, print_tables, result, write
-    from dyad.evaluation.load_run import LoadedRun, own_output
+    from dyad.evaluation.load_run import LoadedRun, own_output, read_config
     from dyad.evaluation.suite import build_evaluators
     from dyad.run.evaluation import try_write_report
     from dyad.train.distributed.agreement import rank_0_first, rank_0_only
@@ -146,7 +146,8 @@ def evaluate(command: EvalCommand, config: "TrainConfig", found: "FoundModel") -
         loaded = found.load_on_all(world)
         trained = loaded if isinstance(loaded, LoadedRun) else None
         encode = replace(Encoder.of(config, loaded.model, world), width=config.eval.width)
-        before = cache(lambda: replace(encode, towers=Encoder.of(config, build_untrained(config), world).towers))
+        typed = replace(config, model=read_config(trained.run, copies=False).model) if trained else config
+        before = cache(lambda: replace(encode, towers=Encoder.of(config, build_untrained(typed), world).towers))
         baselines = baselines_of(command, config)
         # rank 0 indexes new shards, the others find them indexed
         evaluators = rank_0_first(world, lambda: build_evaluators(config, loaded.model, baselines, before))

@@ -192,6 +192,11 @@ def _by_bm25(command: ScoreCommand, prompts: Sequence[str], questions: Sequence[
     return find
 
 
+def _by_random(*_: object) -> Find:
+    """Return a function that finds no row, so that `_filled` draws all candidates at random."""
+    return lambda row, count: np.empty(0, np.int64)
+
+
 def _by_model(command: ScoreCommand, prompts: Sequence[str], questions: Sequence[str]) -> Find:
     """Return a function (row, count) → at most `count` other rows, with the prompts nearest to its question.
 
@@ -217,5 +222,5 @@ def _by_model(command: ScoreCommand, prompts: Sequence[str], questions: Sequence
 
 FINDERS: dict[str, Callable[[ScoreCommand, Sequence[str], Sequence[str]], Find]] = {
     "bm25": _by_bm25,
-    "random": lambda *_: lambda row, count: np.empty(0, np.int64),  # `_filled` draws all candidates at random
+    "random": _by_random,
 }

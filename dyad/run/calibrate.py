@@ -38,8 +38,11 @@ def calibrate(config: TrainConfig, objective: Objective, known: Calibration | No
 
 
 def describe_scores(objective: Objective, dataset: BatchSource | Stream, samples: int) -> list[str]:
-    """Return a line for the log if an objective whose cosines become the given scores divided by options.divisor meets
-    larger ones than 1 in at most LOOKED_AT samples, evenly spaced; else []. samples: the number of all samples."""
+    """Return a line for the log if cosines cannot become the teacher's scores, divided by options.divisor; else [].
+
+    So it is if one of these quotients is above 1. At most LOOKED_AT samples are read, evenly spaced. samples: the
+    number of all samples. Objectives without a divisor, and streams, have no line.
+    """
     divisor = getattr(objective.options, "divisor", None)
     if divisor is None or isinstance(dataset, Stream):
         return []
@@ -55,11 +58,12 @@ def describe_positions(config: TrainConfig) -> list[str]:
 
     It does so to load them into a text tower that takes texts of another length (model.text.context_length).
     """
-    import open_clip
-
-    (name, weights), wanted = BuildContext(config.model, True).text_model, config.model.text.context_length
+    wanted = config.model.text.context_length
     if wanted is None or not config.has_texts or config.model.text.kind is not TextTower.open_clip:
         return []
+    import open_clip  # takes seconds, and other runs do not need it
+
+    name, weights = BuildContext(config.model, True).text_model
     known = resolve_model_name(name)
     settings = (open_clip.get_model_config(known) or {}).get("text_cfg", {})
     own, has_table = settings.get("context_length", CONTEXT_LENGTH), "hf_model_name" not in settings

@@ -92,18 +92,22 @@ def build_components(config: TrainConfig, world: World, origin: Path | None = No
     Seeds torch's global generator with config.seed. Downloads published weights, and writes indexes of data, that the
     caches lack. Puts the towers on the device of the rank, sharded if the configuration asks for it. A plugin's
     objective is tried on several ranks (dyad/run/objective_trial.py). origin: the run folder that gives the weights:
-    the models are built from its copies of their files, and no published weights are loaded. Raises ConfigError or
-    DataError, on all ranks, for options or data that cannot be used.
+    unless they are sharded, the models are built from its copies of their files, and no published weights are loaded.
+    Raises ConfigError or DataError, on all ranks, for options or data that cannot be used.
     """
     torch.manual_seed(config.seed)
-    configs = {"": config, **auxiliary_configs(config)}
-    configs = {name: replace(each, model=kept_model(each.model, origin)) for name, each in configs.items()}
     restored = config.init_from is not None or origin is not None
-    own = _loss_components(configs.pop(""), world, restored)
+    copies = origin if shard_size(config.dist, world.size) == 1 else None  # sharded towers begin with the weights, too
+
+    def built(of_loss: TrainConfig, main: TwoTowerModel | None = None, name: str = "") -> LossComponents:
+        of_copies = replace(of_loss, model=kept_model(of_loss.model, copies))
+        return _loss_components(of_copies, world, restored, main, name)
+
+    own = built(config)
     auxiliary: dict[str, LossComponents] = {}
-    for name, of_loss in configs.items():
+    for name, of_loss in auxiliary_configs(config).items():
         with errors_of(name):
-            auxiliary[name] = _loss_components(resolve_classes(of_loss, world), world, restored, own.model, name)
+            auxiliary[name] = built(resolve_classes(of_loss, world), own.model, name)
     steps = total_steps(config, own.data.order.steps_per_epoch)
 
     def loss_term(name: str, loss: LossComponents) -> LossTerm:

@@ -16,7 +16,7 @@ from dyad.eval.compare.runs import (
     Runs,
     SeedRow,
     best_first,
-    best_values,
+    best_scores,
     data_of,
     differing_keys,
     headlines,
@@ -79,7 +79,7 @@ def _write(file: str, text: str) -> None:
 def key_tables(keys: Keys) -> Iterator[Any]:
     """Yield a Rich table of the keys that differ, a row for each value with its runs; a sentence if none differs.
 
-    The commonest value comes last, and its runs are counted if they are more than NAMED.
+    A commonest value of more than NAMED runs comes last, and its runs are counted.
     """
     table = new_table("key", "value", "runs", first_width=None)
     for key, values in keys.items():
@@ -100,7 +100,7 @@ def score_tables(runs: Runs, metrics: Metrics, width: int) -> Iterator[Any]:
     is True in `metrics`, if several runs have it. After the first table, runs without a score in a table are left out.
     """
     found = {m: {name: score_of(run, m) for name, run in runs.items()} for m in metrics}
-    best = best_values(runs, metrics)
+    best = best_scores(runs, metrics)
     count = max(1, (width - OWN - max(map(len, runs))) // EACH)
     for start in range(0, max(1, len(metrics)), count):
         shown = [*metrics][start : start + count]
@@ -109,7 +109,7 @@ def score_tables(runs: Runs, metrics: Metrics, width: int) -> Iterator[Any]:
         for name, run in runs.items():
             if start and all(found[m][name].value is None for m in shown):
                 continue
-            cells = [_cell(found[m][name], metrics[m] and found[m][name].value == best[m]) for m in shown]
+            cells = [_cell(found[m][name], (name, m) in best) for m in shown]
             status, loss = printable(run.status or "–"), number(last_value(run.history, "train/loss"))
             table.add_row(name, status, f"{run.step:,}", loss, *cells)
         yield table
@@ -128,7 +128,7 @@ def seed_table(rows: Sequence[SeedRow]) -> Iterator[Any]:
 def _cell(found: Score, is_best: bool) -> str:
     """Format a score as its value, with "*" if it is the best; a second line has its 95 % interval, if it has one."""
     ends = "" if found.low is None else f"\n{number(found.low)}–{number(found.high)}"
-    return f"{number(found.value)}{'*' * (is_best and found.value is not None)}{ends}"
+    return f"{number(found.value)}{'*' * is_best}{ends}"
 
 
 def notes(runs: Runs, metrics: Metrics) -> Iterator[str]:

@@ -7,7 +7,7 @@ from itertools import islice
 from pathlib import Path
 from urllib.parse import quote
 
-from dyad.eval.compare.runs import Keys, Metrics, Runs, SeedRow, best_values, metric_name, score_of
+from dyad.eval.compare.runs import Keys, Metrics, Runs, SeedRow, best_scores, metric_name, score_of
 from dyad.eval.report.curves import Chart, Charts, evaluation_charts, last_value, training_charts
 from dyad.eval.report.main import NAME
 from dyad.eval.report.page import ENVIRONMENT
@@ -20,14 +20,14 @@ def render(runs: Runs, keys: Keys, metrics: Metrics, seeds: Sequence[SeedRow], n
     keys, metrics, seeds: as the functions of runs.py return them. notes: sentences below the table. out: the file to
     which the page is written, for the links to the reports of the runs.
     """
-    best, folder = best_values(runs, metrics), out.absolute().parent
+    best, folder = best_scores(runs, metrics), out.absolute().parent
     rows = [
         {
             "name": name,
             "run": run,
             "report": quote(os.path.relpath(run.path.absolute() / NAME, folder)) if (run.path / NAME).exists() else "",
             "loss": last_value(run.history, "train/loss"),
-            "scores": [(found := score_of(run, m), metrics[m] and found.value == best[m]) for m in metrics],
+            "scores": [(score_of(run, metric), (name, metric) in best) for metric in metrics],
         }
         for name, run in runs.items()
     ]
@@ -39,16 +39,15 @@ def render(runs: Runs, keys: Keys, metrics: Metrics, seeds: Sequence[SeedRow], n
         ordered=any(metrics.values()),
         notes=notes,
         seeds=[(metric_name(row.metric), row) for row in seeds],
-        drawn_runs=len(LINES),
         charts=list(shared_charts(dict(islice(runs.items(), len(LINES)))).items()),
     )
 
 
 def shared_charts(runs: Runs) -> Charts:
-    """Return the charts of the reports of `runs`, by title, each with the first line of every run that has one.
+    """Return the charts of the reports of `runs`, by title, each with one line of every run that has it.
 
-    A line has the name of its run, and the same colour in all charts. A chart of one run, or in which all lines are
-    equal, such as the learning rate of runs with one schedule, is left out.
+    It is the first line of the first run's chart. A line has the name of its run, and the same colour in all charts. A
+    chart of one run, or in which all lines are equal, such as the learning rate of runs with one schedule, is left out.
     """
     of_runs = {
         name: {**evaluation_charts(run.history, run.results), **training_charts(run.options, run.history)}
@@ -56,14 +55,14 @@ def shared_charts(runs: Runs) -> Charts:
     }
     found = {}
     for title in dict.fromkeys(title for charts in of_runs.values() for title in charts):
-        charts = {name: of[title] for name, of in of_runs.items() if title in of}
+        first = next(charts[title] for charts in of_runs.values() if title in charts)
+        label = first.series[0].label
         lines = [
-            replace(charts[name].series[0], label=name, band=(), colour=n)
-            for n, name in enumerate(of_runs)
-            if name in charts
+            replace(line, label=name, band=(), colour=n)
+            for n, (name, charts) in enumerate(of_runs.items())
+            for line in (charts[title].series if title in charts else ())
+            if line.label == label
         ]
         if len({(*line.steps, *line.values) for line in lines}) > 1:
-            first = next(iter(charts.values()))
-            note = " ".join(filter(None, (first.note, first.series[0].label)))
-            found[title] = Chart(note, lines, log=first.log, shows=first.shows)
+            found[title] = Chart(" ".join(filter(None, (first.note, label))), lines, log=first.log, shows=first.shows)
     return found

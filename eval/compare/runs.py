@@ -118,10 +118,18 @@ def score_of(run: RunFolder, metric: tuple[str, str]) -> Score:
     return score(next((result for result in run.results if result["dataset"] == metric[0]), {"metrics": {}}), metric[1])
 
 
-def best_values(runs: Runs, metrics: Metrics) -> dict[tuple[str, str], float | None]:
-    """Return (data set, metric) → the highest value of the runs; None if fewer than two runs have a value."""
-    found = {m: [s.value for run in runs.values() if (s := score_of(run, m)).value is not None] for m in metrics}
-    return {m: max(values) if len(values) > 1 else None for m, values in found.items()}
+def best_scores(runs: Runs, metrics: Metrics) -> set[tuple[str, tuple[str, str]]]:
+    """Return (name of a run, metric) where the run has the highest value of several runs that have one.
+
+    Of the metrics that are True in `metrics`.
+    """
+    found = set[tuple[str, tuple[str, str]]]()
+    for metric in (metric for metric, higher in metrics.items() if higher):
+        scores = {name: score_of(run, metric).value for name, run in runs.items()}
+        values = {name: value for name, value in scores.items() if value is not None}
+        if len(values) > 1:
+            found |= {(name, metric) for name, value in values.items() if value == max(values.values())}
+    return found
 
 
 def metric_name(metric: tuple[str, str]) -> str:
@@ -132,19 +140,23 @@ def metric_name(metric: tuple[str, str]) -> str:
 def over_seeds(runs: Runs, keys: Keys, metrics: Metrics) -> list[SeedRow]:
     """Return the values of each metric that is True in `metrics` over runs that differ in their seed alone.
 
-    They are in the order of `metrics`, the best group first. keys: those that differ between the runs.
+    They are in the order of `metrics`, the best group first. keys: those that differ between the runs. A group has two
+    seeds or more with a value.
     """
-    groups = dict[tuple[tuple[str, str], ...], list[RunFolder]]()  # (key, value) of all keys but the seed → runs
-    for name, run in runs.items() if "seed" in keys else ():
+    groups = dict[tuple[tuple[str, str], ...], list[str]]()  # (key, value) of all keys but the seed → names of runs
+    for name in runs if "seed" in keys else ():
         own = tuple((key, values[name]) for key, values in keys.items() if key != "seed" and name in values)
-        groups.setdefault(own, []).append(run)
+        groups.setdefault(own, []).append(name)
+    common = set.intersection(*map(set, groups)) if groups else set()
     found = list[SeedRow]()
     for metric in (metric for metric, higher in metrics.items() if higher):
-        scores = ((own, [score_of(run, metric).value for run in group]) for own, group in groups.items())
-        known = ((own, [value for value in values if value is not None]) for own, values in scores)
-        several = {own: values for own, values in known if len(values) > 1}
-        common = set.intersection(*map(set, several)) if several else set()
-        named = {own: ", ".join("=".join(pair) for pair in own if pair not in common) for own in several}
-        rows = [SeedRow(metric, named[own] or "all runs", len(of), mean(of), stdev(of)) for own, of in several.items()]
+        rows = list[SeedRow]()
+        for own, names in groups.items():
+            scores = {name: score_of(runs[name], metric).value for name in names}
+            values = {name: value for name, value in scores.items() if value is not None}
+            if len({keys["seed"].get(name) for name in values}) > 1:
+                differing = ", ".join("=".join(pair) for pair in own if pair not in common)
+                of = values.values()
+                rows.append(SeedRow(metric, differing or "all runs", len(of), mean(of), stdev(of)))
         found += sorted(rows, key=lambda row: -row.mean)
     return found

@@ -16,7 +16,7 @@ from dyad.eval.report import curves
 from dyad.eval.report.curves import History, last_value
 from dyad.eval.report.gallery import KINDS, View, cases
 from dyad.eval.report.health_checks import health_checks
-from dyad.eval.report.plots import confusion_matrix, line_chart, score_histogram
+from dyad.eval.report.plots import LINES, confusion_matrix, line_chart, score_histogram
 from dyad.eval.report.run_folder import RunFolder
 from dyad.eval.results.kinds import Number, groups, headline, index_text, label, meanings
 from dyad.eval.results.summary import SYSTEMS, Result, classes, confusions, finite, number, part, score, signed
@@ -90,6 +90,7 @@ ENVIRONMENT = Environment(
 )
 ENVIRONMENT.filters |= {f.__name__: f for f in (duration, finite, joined, number, signed)}
 ENVIRONMENT.globals |= {f.__name__: f for f in (line_chart, score_histogram, confusion_matrix)}
+ENVIRONMENT.globals["colours"] = len(LINES)  # of the lines of charts
 
 
 def render(run: RunFolder) -> str:

@@ -30,7 +30,7 @@ def model_facts(config: TrainConfig, source: str, step: int | None) -> dict[str,
     """
     model = config.model
     towers = [*[model.image] * config.has_images, *[model.text] * config.has_texts]
-    names = [t.name or config.model.name or str(t.kind) for t in towers]
+    names = [(t.name or config.model.name or str(t.kind)).removeprefix("local-dir:") for t in towers]
     # a folder by its last part: python -m eval reads the copy that the run keeps (train/towers/libraries/kept_files.py)
     short = dict.fromkeys(
         Path(name).stem if name.endswith(".json") else Path(name).name if Path(name).is_dir() else name

@@ -36,6 +36,15 @@ def test_without_the_files_that_described_the_model(jobs: Jobs, models: Path, tm
     assert digest(jobs.run(2, keys)) == digest(whole)
 
 
+def test_sharded_towers_of_a_local_folder(jobs: Jobs, models: Path) -> None:
+    """They begin with the weights of the folder, of which the run keeps none."""
+    text = {"model.text.kind": "transformers", "model.text.name": models / "bert", "model.text.frozen": "false"}
+    keys = {"dist.name": "fsdp2", **text, "checkpoint.every": 2, "model.batch_norm": "global"}
+    whole = jobs.run(2, {**keys, "run.name": "whole"})
+    stopped(jobs, 2, keys, 3)
+    assert digest(jobs.run(2, keys)) == digest(whole)
+
+
 @pytest.mark.soak
 def test_from_the_middle_of_an_epoch_twice_from_one_checkpoint(jobs: Jobs) -> None:
     keys = {"steps": 20, "checkpoint.every": 7, "checkpoint.keep": 9, "data.workers": 1}

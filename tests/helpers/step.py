@@ -180,11 +180,12 @@ def gradients_of(step: TrainStep) -> dict[str, Tensor]:
 
 
 def snapshot(step: TrainStep) -> dict[str, Tensor]:
-    """Copies of all weights, buffers and optimiser state."""
+    """Copies of all weights, buffers, state of samples and optimiser state."""
     state = {**step.towers.state_dict(), **step.objective.state_dict()}
+    state |= {name: value["table"] for name, value in state.items() if isinstance(value, dict)}
     slots = step.optimizer.state_dict()["state"]
     state |= {f"{place}/{key}": value for place, slot in slots.items() for key, value in slot.items()}
-    return {name: tensor.clone() for name, tensor in state.items()}
+    return {name: tensor.clone() for name, tensor in state.items() if tensor is not None}
 
 
 def same_bits(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:

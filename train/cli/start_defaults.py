@@ -16,7 +16,7 @@ from dyad.data.base.errors import ConfigError
 from dyad.train.config import KNOWN_BY_WEIGHTS, Task
 from dyad.train.run_folder.folder import flat, run_of, saved_config
 from dyad.train.run_folder.older_runs import ADDED, UNRECORDED
-from dyad.train.towers.libraries.kept_files import NAMES as NAMED, lost_files
+from dyad.train.towers.libraries.kept_files import KEYS, lost_files
 from dyad.train.towers.libraries.published import shared_model_name
 from dyad.train.towers.libraries.sentence_transformers import OPEN, folder_of_config
 
@@ -89,7 +89,7 @@ def _resumed_by_copies(config: DictConfig) -> Path | None:
     """Return the folder of the run that is resumed, if it alone still has files that describe its model; else None."""
     mode = config.resume.mode
     run = run_of(Path(config.run.dir, config.run.name or "") if mode == "auto" else Path(mode))
-    names = [OmegaConf.select(config, name) for name in NAMED]
+    names = [OmegaConf.select(config, name) for name in KEYS]
     return run if run and lost_files(names, run) else None
 
 

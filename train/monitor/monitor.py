@@ -60,7 +60,9 @@ class Monitor:
         finite = {name: value if math.isfinite(value) else None for name, value in numbers.items()}
         self.ledger.write(step, reason, first_id=min(first), last_id=max(last), **finite)
         found = ", ".join(f"{name} {value:.4g}" for name, value in numbers.items())
-        self.log(f"Step {step} is skipped ({reason}): {found}; {scalars['in_a_row']:.0f} in a row of optim.max_skipped")
+        counts = f"{scalars['in_a_row']:.0f} in a row; optim.max_skipped of them end the run"
+        why = counts if scalars["in_a_row"] else "fp16 overflowed, and the loss scale is lowered"
+        self.log(f"Step {step} is skipped ({reason}): {found}; {why}")
 
     def check(self) -> Mapping[str, float]:
         """Warn of stragglers (slow ranks), and return the count of bad samples as a metric.

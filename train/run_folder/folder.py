@@ -184,8 +184,8 @@ def check_run(config: TrainConfig) -> None:
     Compared are the keys that change the trained weights (see maths_keys), with those in the folder's config.yaml; keys
     that it lacks count as having the value in ADDED, or None. Not compared are LENGTH, FREE, chunk_size (except with
     batch norms per chunk), keys that `resume` lets change, keys of UNRECORDED that it lacks, and what a resume keeps:
-    model.activation, precision=auto, a recorded data.caption_per=line. With resume=never nothing is checked. Also
-    raises it as `refuse_changed_files`, for the run from which the weights come.
+    model.activation, precision=auto, a recorded data.caption_per=line. With resume=never no key is compared. Files
+    that describe the model are, by `refuse_changed_files`, with those of the run from which the weights come.
     """
     refuse_changed_files(config, origin_run(config))
     if (old := resumed_keys(config)) is None:

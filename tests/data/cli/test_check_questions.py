@@ -257,3 +257,18 @@ def test_check_of_columns_that_the_user_leaves_out(
     source = write_lines(tmp_path / "x.jsonl", [{"premise": "a", "hypothesis": "b", "label": "contradiction"}] * 2)
     here(monkeypatch, "check", source, "columns=[premise,hypothesis]")
     assert "not read        label (2)\n" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("laion.csv", "URL,caption2\nhttps://example.org/0.jpg,one\n"),
+        ("cc3m.tsv", "a frog\thttp://example.org/0.jpg\n"),
+    ],
+)
+def test_a_table_of_urls_names_img2dataset(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, text: str
+) -> None:
+    (tmp_path / name).write_text(text * 2)
+    with raises(ConfigError, name, "URLs of images are not downloaded: img2dataset makes shards of such a table"):
+        here(monkeypatch, "check", tmp_path / name)

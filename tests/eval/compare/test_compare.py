@@ -193,8 +193,9 @@ def test_runs_that_differ_in_their_seed_alone_are_a_group(compared, tmp_path: Pa
         "optim.lr=0.001 2 0.375 0.177",
     ]
     assert compared(*runs[:2])[-1] == "val image → text R@1 all runs 2 0.375 0.177"
+    assert compared(*runs[:2], lone)[-1] == "val image → text R@1 optim.lr=0.001 2 0.375 0.177"
     again = run(tmp_path / "g", valued(0.25), seed=0, optim=slow)
-    for others in ((runs[0], lone), (runs[0], again)):
+    for others in ((runs[0], lone), (runs[0], again), (runs[0], again, runs[3])):
         assert not any("over seeds" in line for line in compared(*others))
 
 

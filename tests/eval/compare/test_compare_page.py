@@ -42,7 +42,7 @@ def test_table_seeds_and_curves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     assert ("a", "href", "run-0/report.html") in seen.attributes and text.count("report.html") == 1
     assert not {"script", "img", "link rel"} & seen.tags and HOSTILE.split("\x01")[0] in "".join(seen.texts)
     seeds = text[text.index('id="seeds"') : text.index('id="curves"')]
-    assert re.findall(r'scope="row">(.*?)</th>', seeds) == ["all runs"] * 2 and "± 0.088" in seeds
+    assert re.findall(r'scope="row">(.*?)</th>', seeds) == ["data.train=a.tar"] * 2 and "± 0.088" in seeds
     assert "<b>Loss</b>" in text and "<b>Learning rate</b>" not in text  # which all have alike
     assert "default-src 'none'" in text
 
@@ -62,3 +62,17 @@ def test_more_runs_than_colours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert "of the first 6 runs of the table" in text and text.count('scope="row"') == 8 + 2
     figure = text[text.index("<b>Loss</b>") : text.index("</figure>", text.index("<b>Loss</b>"))]
     assert re.findall(r'"key line-(\d)">(.*?)<', figure) == [(f"{n}", f"run-{7 - n}") for n in range(6)]
+
+
+def test_a_score_that_only_one_run_has_is_no_best(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    runs = [write_run(tmp_path / "a", results=[zero_shot()]), write_run(tmp_path / "b", results=[])]
+    text = page_of(runs, tmp_path / "runs.html", monkeypatch)
+    assert 'class="value best"' not in text and "*</data>" not in text
+
+
+def test_a_chart_has_lines_of_one_quantity(tmp_path: Path) -> None:
+    first, other = (read_run(run) for run in write_runs(tmp_path, 2))
+    for name in [name for name in other.history if name.startswith("val/")]:
+        del other.history[name]  # type: ignore[attr-defined]
+    other.history["val/nDCG@10"] = {50: 0.1, 100: 0.2}  # type: ignore[index]
+    assert "val" not in shared_charts({"a": first, "b": other})

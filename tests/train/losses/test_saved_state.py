@@ -62,6 +62,19 @@ def test_a_batch_that_is_not_finite_erases_no_state(name: str, options: dict[str
     assert torch.equal(objective(*batch(2)).loss, undisturbed(*batch(2)).loss)
 
 
+@pytest.mark.parametrize(("name", "options"), STATEFUL[:5])
+def test_one_row_that_is_not_finite_erases_no_state(name: str, options: dict[str, Any]) -> None:
+    objective = build_objective(name, **options)
+    objective(*batch(0))
+    assert objective.sample_state is not None
+    before = objective.sample_state.gathered(torch.device("cpu"))
+    x, y, ids = batch(0)
+    objective(x * torch.ones(B, 1).index_fill(0, torch.tensor(3), torch.nan), y, ids)
+    after = objective.sample_state.gathered(torch.device("cpu"))
+    for state in objective.sample_state.names:
+        assert torch.equal(before[state].isfinite(), after[state].isfinite()), state
+
+
 class Averaged(Objective):
     """The squared distance of the pairs minus its running mean, a buffer."""
 
@@ -86,3 +99,20 @@ def test_undo_restores_the_buffers_of_any_objective() -> None:
     objective.undo()
     objective.undo()
     assert objective.state_dict()["mean"] == before
+
+
+class Sized(Averaged):
+    """As above, with a running mean of each number of the embeddings, whose width the first batch says."""
+
+    def of_batch(self, batch: Any) -> ObjectiveResult:
+        own = batch.x_bD.detach().mean(0)
+        self.mean = own if self.mean.ndim == 0 else 0.5 * (self.mean + own)
+        return ObjectiveResult(batch.pair_scores().mean(), {})
+
+
+def test_undo_restores_a_buffer_of_another_shape() -> None:
+    objective = Sized(build_objective("vicreg").options)
+    objective(*batch(0)[:2])
+    assert objective.mean.shape == (D,)
+    objective.undo()
+    assert torch.equal(objective.state_dict()["mean"], torch.zeros(()))

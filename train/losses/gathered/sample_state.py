@@ -157,14 +157,15 @@ class SampleState(nn.Module):
         """Store new state for the samples of the global batch `read`, the result of the method `read`.
 
         new: name of a state → (B,). Entries with equal sample ids must be equal, which is asserted: average them with
-        StateRead.mean first. Names that `new` lacks keep their state. The rows of the batch are added to samples_seen.
-        Until the next `read`, `undo` can take the write back. Every rank must call it, with the same arguments: it
-        stores those samples that it owns.
+        StateRead.mean first. Names that `new` lacks, and numbers that are not finite, keep their state. The rows of the
+        batch are added to samples_seen. Until the next `read`, `undo` can take the write back. Every rank must call it,
+        with the same arguments: it stores those samples that it owns.
         """
         old_kB, new_kB = (
             torch.stack(columns).detach()
             for columns in (list(read.old.values()), [new.get(name, read.old[name]) for name in self.names])
         )
+        new_kB = torch.where(new_kB.isfinite(), new_kB, old_kB)  # others would stay for ever
         if read.repeated:
             assert read.inverse_B is not None
             one_of_kB = torch.empty_like(new_kB).index_copy_(1, read.inverse_B, new_kB)[:, read.inverse_B]

@@ -115,7 +115,8 @@ class Objective(nn.Module):
                 f"objective {self.options.name}: torch.func.grad, vmap and the like cannot transform it, as it forms "
                 "its gradient itself, by tiles. Take torch.autograd.grad or backward; torch.func.functional_call works"
             )
-        check_tensors(x=x_bD, y=y_mD, negatives=negatives, x_target=x_target, y_target=y_target)
+        listed = negatives.embeddings_kD if isinstance(negatives, Columns) else negatives
+        check_tensors(x=x_bD, y=y_mD, negatives=listed, x_target=x_target, y_target=y_target)
         targets = {name: e for name, e in (("x_target", x_target), ("y_target", y_target)) if e is not None}
         columns = None if negatives is None else Columns.of(negatives, len(x_bD))
         weighs = relevance is not None or (columns is not None and columns.relevance_k is not None)
@@ -161,15 +162,16 @@ class Objective(nn.Module):
                     return self._comparable(e_bD if width is None else e_bD[..., :width])
 
                 embeddings = {"negatives": columns, "x_negatives": further}
-                return self.of_embeddings(
+                found = self.of_embeddings(
                     comparable(x_bD),
                     None if y_mD is None else comparable(y_mD),
                     **{n: e and replace(e, embeddings_kD=comparable(e.embeddings_kD)) for n, e in embeddings.items()},
                     **{name: comparable(e) for name, e in targets.items()},
                     **other,
                 )
+                return self._checked(found, x_bD)
 
-            result = self._checked(of_width(None), x_bD)
+            result = of_width(None)
             loss, metrics = result.loss, dict(result.metrics)
             for width in widths:
                 narrow = of_width(width).loss
@@ -212,7 +214,7 @@ class Objective(nn.Module):
         raise NotImplementedError
 
     def _checked(self, result: Any, x_bD: Tensor) -> ObjectiveResult:
-        """Return `result`, what of_batch has returned. Raises ConfigError for a mistake in of_batch of a subclass."""
+        """Return `result` of of_embeddings or of_batch. Raises ConfigError for a mistake there of a subclass."""
         start = f"objective={self.options.name}: of_batch of {type(self).__name__} returns"
         if not isinstance(result, ObjectiveResult):
             raise ConfigError(f"{start} {type(result).__name__}. Return ObjectiveResult(loss, metrics)")
@@ -249,7 +251,8 @@ class Objective(nn.Module):
         stays, unless the subclass extends this method.
         """
         for name, before in self._before.items():
-            self.get_buffer(name).copy_(before)
+            owner, _, own_name = name.rpartition(".")
+            setattr(self.get_submodule(owner), own_name, before)
         if self.sample_state is not None:
             self.sample_state.undo()
 
@@ -266,9 +269,9 @@ class Objective(nn.Module):
 
 
 def check_tensors(**embeddings: object) -> None:
-    """Raise ValueError, with the name, for embeddings that are neither a tensor nor Columns nor None."""
+    """Raise ValueError, with the name, for embeddings that are neither a tensor nor None."""
     for name, e in embeddings.items():
-        if not isinstance(e, Tensor | Columns | None):
+        if not isinstance(e, Tensor | None):
             raise ValueError(f"{name} is a {type(e).__name__}, not a tensor: torch.as_tensor makes one of it")
 
 

@@ -187,7 +187,7 @@ class RobustObjective(TemperatureObjective):
         slope_b = slope_b / later.factors_R.where(later.factors_R > 0, 1.0)
         step_b = (self.options.nu_lr * slope_b).clamp(min=-1.0)  # with KL the slope below the minimum is exponential
         new_b[later_b] = nu_b.detach() - tau.detach() * step_b
-        return first_value + value, torch.where((losses.weights_R > 0) & new_b.isfinite(), new_b, old_b)
+        return first_value + value, torch.where(losses.weights_R > 0, new_b, old_b)
 
 
 def _forget_nu(objective: RobustObjective, _: object) -> None:

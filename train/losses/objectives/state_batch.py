@@ -177,7 +177,7 @@ class StateBatch:
         """Return log ĝ and the new running means log u of all samples of the global batch, by side. Nothing is stored.
 
         log_g: log ĝ (the log of the batch's mean exponential) of all anchors, side → (B,). A sample in its first batch
-        takes log ĝ as log u; one without negatives in this batch, or whose log ĝ is not finite, keeps its log u.
+        takes log ĝ as log u; one without negatives in this batch keeps its log u.
         """
         gamma = self.options.gamma_at(self.epoch)
         log_keep, log_take = (math.log(share) if share else -math.inf for share in (1 - gamma, gamma))
@@ -186,7 +186,7 @@ class StateBatch:
             log_g_B = self.read.log_mean(log_g[side])
             mixed_B = torch.logaddexp(old_B + log_keep, log_g_B + log_take)
             new_B = torch.where(old_B.isnan(), log_g_B, mixed_B)
-            found[side] = MeanEstimates(log_g_B, torch.where(log_g_B.isfinite(), new_B, old_B))
+            found[side] = MeanEstimates(log_g_B, torch.where(log_g_B == -math.inf, old_B, new_B))
         return found
 
     def mean(self, of_anchors: Numbers, estimates: Numbers) -> Tensor:

@@ -1,12 +1,13 @@
 """Keep in a run folder the files that describe the run's model: with its checkpoints, a run needs no other file.
 
-Kept are open_clip's config .json, and the small files of a model's local folder: configuration, tokenizer and image
-processor, neither weights nor code. The copy of NAME is RUN/model/<8 hex digits of a hash of NAME>/<last part of NAME>.
-This module does not import torch.
+Kept are open_clip's config .json, and the small files of a model's local folder: configuration, tokenizer, image
+processor and licences; neither weights nor code. The copy of NAME is RUN/model/<8 hex digits of a hash of NAME>/<last
+part of NAME>. This module does not import torch.
 """
 
 import hashlib
 import os
+import re
 import shlex
 from collections.abc import Iterable
 from dataclasses import replace
@@ -18,10 +19,13 @@ from dyad.train.config import ImageTower, ModelConfig, TextTower, TrainConfig
 from dyad.train.towers.libraries.published import ALLOWED_FILES, MAX_BYTES, config_file
 
 KEPT = "model"  # the folder of the copies in a run folder
-NAMES = ("model.name", "model.image.name", "model.text.name")
+KEYS = ("model.name", "model.image.name", "model.text.name")
 FROM_FILES = (ImageTower.open_clip, ImageTower.transformers, TextTower.open_clip, TextTower.transformers)
 PATTERNS = [pattern for pattern in ALLOWED_FILES if pattern != "*.safetensors"]
 PATTERNS += [f"[0-9]*_*/{pattern}" for pattern in PATTERNS]  # modules of a SentenceTransformer
+# files of such folders that do not describe the model
+IGNORED = re.compile(r"(^|/)(NOTICE|LICEN[CS]E|COPYING|README|requirements|\w*(results|state|metrics)\.json$)", re.I)
+PATTERNS += ["NOTICE*", "LICEN[CS]E*", "COPYING*", "README*"]  # which a model card quotes
 
 
 def model_names(config: TrainConfig) -> list[str]:
@@ -29,7 +33,7 @@ def model_names(config: TrainConfig) -> list[str]:
     model = config.model
     towers = [tower for tower in (model.image, model.text) if tower.kind in FROM_FILES]
     words = [word.partition("=") for text in config.also.values() for word in shlex.split(str(text))]
-    names = [*(tower.name or model.name for tower in towers), *(value for key, _, value in words if key in NAMES)]
+    names = [*(tower.name or model.name for tower in towers), *(value for key, _, value in words if key in KEYS)]
     return [*dict.fromkeys(filter(None, names))]
 
 
@@ -41,7 +45,7 @@ def kept_name(name: str | None, run: Path | None) -> str | None:
 
 
 def kept_model(model: ModelConfig, run: Path | None) -> ModelConfig:
-    """Return `model` with the copies in a run folder in place of the names of models (NAMES) that have one.
+    """Return `model` with the copies in a run folder in place of the names of models (KEYS) that have one.
 
     run: the run folder; None: nothing is replaced.
     """
@@ -71,16 +75,17 @@ def keep_files(config: TrainConfig, run: Path, origin: Path | None) -> None:
 def refuse_changed_files(config: TrainConfig, run: Path | None) -> None:
     """Raise ConfigError if a file of a model has changed since it was copied to the run folder `run`.
 
-    A file or folder that does not exist any more is no change, nor are further files in a folder.
+    A file or folder that does not exist any more is no change; further files, licences and records of a training
+    (IGNORED) are none, too.
     """
     for name in model_names(config) if run else []:
         if (kept := kept_name(name, run) or name) == name or not _source(name).exists():
             continue
-        now, then = _files(name), _files(kept)
-        if changed := [file for file in then if file not in now or _content(now[file]) != _content(then[file])]:
+        now, then = _files(name), {file: path for file, path in _files(kept).items() if not IGNORED.search(file)}
+        if changed := [file for file in then if file in now and _content(now[file]) != _content(then[file])]:
             raise ConfigError(
-                f"{name}: {changed[0]} is not what it was when {run} began. Put back {kept}, or choose another "
-                "run.name without init_from"
+                f"{name}: {changed[0]} is not what it was when {run} began. Put back {then[changed[0]]}, or begin "
+                "anew: another run.name, without resume= and init_from"
             )
 
 

@@ -228,8 +228,9 @@ def describe_choices(config: TrainConfig) -> Iterator[str]:
                 f"{key} is taken as a plain encoder: the hub's cache does not know whether it has a "
                 f"{MODULES}, as SentenceTransformers have. Fetch it once: hf download {name} {MODULES}"
             )
-        settings = file_of(name, "config.json", fetch=False) if name and text.kind == TextTower.transformers else None
-        (kind, *_) = (settings and read_json(settings).get("architectures")) or [""]
+        own_config = json_object(name, "config.json", False) if name and text.kind == TextTower.transformers else {}
+        kinds = own_config.get("architectures")
+        kind = kinds[0] if isinstance(kinds, list) and kinds else ""
         if text.pooling is not Pooling.last and str(kind).endswith("ForCausalLM") and config.task in LISTED:
             yield (
                 f"model.text.pooling={text.pooling.value}: {key} is a {kind}, whose tokens see only those before them. "

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from dyad.data.base.errors import ConfigError
 from dyad.data.base.files import checked_path
+from dyad.data.base.limits import whole_number
 from dyad.data.batch import PADDING, Lengths
 from dyad.train.config import OWN_TEXT_TOWERS, ModelConfig, TextTower
 from dyad.train.towers.adapters import add_adapters
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 
 CAUSAL = "AutoModelForCausalLM"  # of transformers
 OTHERWISE = "Set model.embed_dim, or model.text.dense=false"
+WIDEST = 1 << 16  # most outputs of a Dense module
 LONGEST = 512  # most tokens of a text, for a model that names no limit
 ENDS = ("argmax", "eos")  # pool_type of open_clip's text towers that pool the state at the end of the text
 # poolers of open_clip's HFTextEncoder whose result does not depend on masked states
@@ -151,10 +153,10 @@ def _full_lengths(tokenizer: Any, texts: list[str], pairs: list[str] | None = No
 
 
 class CutText(Grouped):
-    """open_clip's HFTextEncoder, run on groups of rows, cut as Grouped does, not at the full context length.
+    """A text tower of open_clip, run on groups of rows, cut as Grouped does, not at the full context length.
 
-    `cut_to_batch` turns a tower of open_clip into one. The encoder masks padding and its pooler is one of MASKED, so
-    padding changes no embedding, and rows can be cut.
+    `cut_to_batch` turns a tower into one: an HFTextEncoder that masks padding and whose pooler is one of MASKED, so
+    that padding changes no embedding; or a causal one, see CausalText.
     """
 
     def encode_group(self, tokens: Tensor) -> Tensor:
@@ -162,7 +164,7 @@ class CutText(Grouped):
 
 
 class CausalText(CutText):
-    """open_clip's causal TextTransformer, run in the same way.
+    """open_clip's causal TextTransformer as a CutText.
 
     The model pools the state at the end of the text, and no state depends on later tokens, so rows can be cut.
     open_clip itself runs every text at the full context length, mostly 77 tokens.
@@ -334,7 +336,9 @@ def _dense(name: str, width: int, pretrained: bool) -> nn.Module:
     layers: list[nn.Module] = []
     for dense in folder.dense:
         with explain_errors(f"model.text.name={name}: its Dense module"):
-            layer = nn.Linear(width, dense.settings["out_features"], bias=dense.settings.get("bias", True))
+            if (features := whole_number("out_features", dense.settings["out_features"])) > WIDEST:
+                raise ConfigError(f"model.text.name={name}: its Dense module has {features:,} outputs. {OTHERWISE}")
+            layer = nn.Linear(width, features, bias=dense.settings.get("bias", True))
             if pretrained:
                 if dense.weights is None:
                     raise ConfigError(f"model.text.name={name}: its Dense module has no model.safetensors. {OTHERWISE}")

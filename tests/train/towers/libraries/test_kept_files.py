@@ -5,9 +5,11 @@ The two-rank resume is in tests/faults/test_resume.py.
 
 import json
 import shutil
+import sys
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,7 +21,10 @@ from helpers.towers import mpnet_folder
 
 import dyad
 from dyad.data.base.errors import ConfigError
+from dyad.data.shards.licences import notices
 from dyad.evaluation.load_model import find_model
+from dyad.evaluation.main import main as evaluate
+from dyad.export.card import _origins
 from dyad.export.library import ExportSource
 from dyad.export.main import chosen_format, export, library_of
 from dyad.run.resume import lock_and_find
@@ -128,13 +133,34 @@ def test_a_config_that_is_edited_changes_no_run(tmp_path: Path) -> None:
 
 def test_a_changed_file_of_a_folder_is_named(tmp_path: Path) -> None:
     words = clip(tmp_path)
+    for name in ("all_results.json", "trainer_state.json", "LICENSE"):
+        (tmp_path / "clip" / name).write_text("{}")
     run = train(command(tmp_path, words))
     (tmp_path / "clip" / "notes.json").write_text("{}")  # a further file
+    (tmp_path / "clip" / "all_results.json").unlink()
+    (tmp_path / "clip" / "trainer_state.json").write_text("[1]")
+    (tmp_path / "clip" / "LICENSE").write_text("another year")
     check_run(compose_config(command(tmp_path, words)))
     settings = tmp_path / "clip" / "config.json"
     settings.write_text(settings.read_text().replace('"quick_gelu"', '"gelu"'))
     with raises(ConfigError, "config.json", f"{run}/model"):
         check_run(compose_config(command(tmp_path, words)))
+
+
+def test_what_needs_the_originals_finds_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    """The baseline of the model before training has its weights; a model card quotes the licence also without them."""
+    words = bert(tmp_path)
+    (folder := Path(words[1].partition("=")[2])).joinpath("LICENSE").write_text("Do what you like.")
+    run = train(command(tmp_path, words))
+    monkeypatch.setattr("sys.argv", ["eval", f"run={run}", f"suite=[retrieval:{EMOJI / 'twemoji-unseen.tar'}]"])
+    monkeypatch.setattr("sys.argv", [*sys.argv, "baselines=[untrained]"])
+    evaluate()
+    result = json.loads((run / "eval" / "twemoji-unseen.json").read_text())
+    assert result["baselines"]["untrained"]["metrics"], capsys.readouterr()
+    shutil.rmtree(folder)
+    assert [notice.text for notice in notices([*_origins(find_model(str(run)).load().config)])][-1:] == [
+        "Do what you like."
+    ]
 
 
 def test_checkpoints_that_vanish_during_a_start_leave_no_run_of_random_weights(tmp_path: Path) -> None:
