@@ -17,13 +17,21 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from dyad.data.base.errors import ConfigError, DataError
     from dyad.evaluate_model import evaluate
-    from dyad.model import Hit, Index, Model, load
+    from dyad.index import Hit, Index
+    from dyad.model import Model, load
     from dyad.train.losses import OBJECTIVES, build_objective
     from dyad.train.losses.gathered.batch import Columns
     from dyad.training_batches import Batch, batches
 
-LOSSES = ("dyad.train.losses", "dyad.train.losses.gathered.batch")
-MODULES = ("dyad.data.base.errors", *LOSSES, "dyad.model", "dyad.evaluate_model", "dyad.training_batches")  # by weight
+MODULES = {
+    "dyad.data.base.errors": ("ConfigError", "DataError"),
+    "dyad.train.losses": ("OBJECTIVES", "build_objective"),
+    "dyad.train.losses.gathered.batch": ("Columns",),
+    "dyad.index": ("Hit", "Index"),
+    "dyad.model": ("Model", "load"),
+    "dyad.evaluate_model": ("evaluate",),
+    "dyad.training_batches": ("Batch", "batches"),
+}
 __all__ = ["OBJECTIVES", "Batch", "Columns", "ConfigError", "DataError", "Hit", "Index", "Model", "batches"]
 __all__ += ["build_objective", "evaluate", "load"]
 
@@ -33,7 +41,7 @@ def __dir__() -> list[str]:
 
 
 def __getattr__(name: str) -> Any:
-    for module in map(import_module, MODULES if name in __all__ else ()):
-        if name in vars(module):
-            return vars(module)[name]
+    for module, names in MODULES.items():
+        if name in names:
+            return getattr(import_module(module), name)
     raise AttributeError(f"module 'dyad' has no attribute '{name}'")
