@@ -21,7 +21,7 @@ import torch
 
 from dyad import inputs
 from dyad.data.base.errors import ConfigError, nearest
-from dyad.data.base.progress import print_once
+from dyad.data.base.progress import print_on_rank_0
 from dyad.data.config import PassageConfig, QuestionConfig
 from dyad.data.image_text.in_memory import GivenImages, ImageInput, readable
 from dyad.data.image_text.items import Captions, Images, Items
@@ -383,7 +383,7 @@ def load(
     trained = [*getattr(found.config.objective, "matryoshka", []), found.config.model.embed_dim]
     if width and isinstance(found, LoadedRun) and width not in trained:
         why = "its first numbers were not trained to be an embedding of their own"
-        print_once(f"width={width}: objective.matryoshka of {found.run} lacks it, so {why}")
+        print_on_rank_0(f"width={width}: objective.matryoshka of {found.run} lacks it, so {why}")
     config = replace(found.config, data=data, eval=replace(options, block=block, width=width or options.width))
     world = World(device=device)
     encoder = replace(Encoder.of(config, representation(found.model), world), width=width)

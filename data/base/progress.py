@@ -81,7 +81,7 @@ def on_terminal(stream: TextIO) -> bool:
     return stream.isatty() and os.environ.get("TERM") != "dumb"
 
 
-def print_once(line: str) -> None:
+def print_on_rank_0(line: str) -> None:
     """Print a line on standard error, as `print_line` does, in the process of rank 0 alone (environment variable RANK).
 
     A process without a rank prints it too.
@@ -91,9 +91,9 @@ def print_once(line: str) -> None:
 
 
 @cache
-def print_first(line: str) -> None:
-    """Print a line as `print_once` does, the first time that it is given in this process: files are looked up often."""
-    print_once(line)
+def print_once(line: str) -> None:
+    """Print a line as `print_on_rank_0` does, unless this process has printed it: files are looked up several times."""
+    print_on_rank_0(line)
 
 
 def print_line(line: str, stream: TextIO | None = None) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from dyad.data.base.errors import BadFormat, BadRow, ConfigError, DataError
-from dyad.data.base.progress import print_once
+from dyad.data.base.progress import print_on_rank_0
 from dyad.data.config import DataConfig, DrawnPositives, PassageConfig
 from dyad.data.question_passage import judgements
 from dyad.data.question_passage.corpus import Corpus, CorpusPassages, PassageList, corpus_files, corpus_of, open_corpus
@@ -118,7 +118,7 @@ def open_questions(value: str | Sequence[str], config: DataConfig, key: str = "d
 
     rows = QuestionRows([opened(source.path) for source in written], written, shared)
     for line in filter(None, (source.left_out for source in rows.sources)):
-        print_once(line)
+        print_on_rank_0(line)
     return rows
 
 

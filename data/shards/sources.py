@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from dyad.data.base.errors import ConfigError, nearest
-from dyad.data.base.progress import print_first
+from dyad.data.base.progress import print_once
 from dyad.data.base.secrets import HIDDEN
 from dyad.data.shards.scan_tar import unread_images
 from dyad.data.shards.storage import SCHEMES, list_remote, scheme_of, shard_name
@@ -236,7 +236,7 @@ def _of_folder(files: list[str], path: str, key: str, suffixes: tuple[str, ...])
     if packed := [file for file in files if file.endswith(PACKED)]:
         kinds = Counter("".join(Path(shard_name(file)).suffixes[-2:]) for file in packed)
         counts = ", ".join(f"{count:,} {kind}" for kind, count in kinds.items())
-        print_first(f"{path}: not read: {counts}; {_how_to_unpack(packed[0])}")
+        print_once(f"{path}: not read: {counts}; {_how_to_unpack(packed[0])}")
     return shards
 
 

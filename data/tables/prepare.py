@@ -17,7 +17,7 @@ from functools import partial
 from typing import Any, BinaryIO, TypeVar
 
 from dyad.data.base.errors import BadFormat, BadRow, ConfigError, DataError, sound
-from dyad.data.base.progress import EVERY, print_first, print_line
+from dyad.data.base.progress import EVERY, print_line, print_once
 from dyad.data.config import DataConfig
 from dyad.data.shards.index_cache import read_cached, write_entry
 from dyad.data.shards.sources import Tables
@@ -112,7 +112,7 @@ def _prepared(table: Table, options: TableOptions, check_row: CheckRow) -> str:
         images = replace(images, options=replace(options, captioned=False))
     elif scores := [name for name in left_out(table.columns, options) if name in SCORES]:
         own = f"{table.path}: {options.prefix}columns leaves out {' and '.join(scores)}: whatever is there"
-        print_first(f"{own}, a row counts as a right pair. Keep the rows of right pairs alone")
+        print_once(f"{own}, a row counts as a right pair. Keep the rows of right pairs alone")
     chosen = hashlib.sha256(json.dumps([FORMAT, *options.as_args(), options.max_pixels]).encode()).hexdigest()[:8]
     name = f"{shard_name(os.path.normpath(table.path) if table.folder is not None else table.path)}.{chosen}"
     facts: dict[str, Any] = {"name": name, "made_of": _state(table, images)}

@@ -10,7 +10,7 @@ from omegaconf.errors import OmegaConfBaseException
 from dyad.data.base.errors import ConfigError, nearest
 from dyad.data.base.files import leads_inside
 from dyad.data.base.plugins import plugins_needed
-from dyad.data.base.progress import print_once
+from dyad.data.base.progress import print_on_rank_0
 from dyad.train.cli.compose import to_train_config
 from dyad.train.config import TrainConfig
 from dyad.train.losses import OBJECTIVES
@@ -58,7 +58,7 @@ def find_run(path: str) -> tuple[Path, Path]:
     """
     from dyad.train.run_folder.locate import locate
 
-    return run_folder_of(path), locate(Path(path).expanduser(), print_once)
+    return run_folder_of(path), locate(Path(path).expanduser(), print_on_rank_0)
 
 
 def run_folder_of(path: str) -> Path:

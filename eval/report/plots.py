@@ -168,16 +168,9 @@ def _line(axes: Axes, series: Series, number: int) -> None:
         low, high = series.band or (series.values, series.values)
         alpha = 0.15 if series.band else 0.2
         axes.fill_between(steps, _averaged(low, min), _averaged(high, max), color=colour, alpha=alpha, linewidth=0)
-    marker = "o" if len(steps) <= 12 else None
-    axes.plot(
-        steps,
-        values,
-        color=colour,
-        linestyle=DASHES[number % len(DASHES)],
-        linewidth=1.4,
-        marker=marker,
-        markersize=2.5,
-    )
+    axes.plot(steps, values, color=colour, linestyle=DASHES[number % len(DASHES)], linewidth=1.4)
+    if len(steps) <= 12:
+        axes.plot(steps, values, "o", color=colour, markersize=2.5)
 
 
 def _averaged(values: Sequence[float], how: Callable[[Any], Any] = np.mean) -> list[float]:

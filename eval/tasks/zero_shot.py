@@ -13,7 +13,7 @@ import numpy as np
 from torch import Tensor
 
 from dyad.data.base.errors import DataError, nearest
-from dyad.data.base.progress import print_once
+from dyad.data.base.progress import print_on_rank_0
 from dyad.data.image_text.items import Captions, Images, LabelledSet
 from dyad.data.loading.class_batches import class_key
 from dyad.eval.encode.encoder import Encoder
@@ -66,7 +66,7 @@ def keep_known_classes(data: LabelledSet, task: ZeroShotTask, where: str) -> Lab
     if not task.skip_others or not len(chosen):
         hint = 'leave them out with "others": "skip" in the task file' if len(chosen) else "numbers count from 0"
         raise DataError(f'{where}: {count}.{nearest(other, task.classes)} Mend "classes" or "label"; {hint}')
-    print_once(f"{where}: {count}: left out")
+    print_on_rank_0(f"{where}: {count}: left out")
     return LabelledSet(cast(Images, data.items).chosen(chosen), [labels[i] for i in chosen], data.keys[chosen])
 
 

@@ -91,7 +91,7 @@ def build_text_pair(config: ModelConfig, load_pretrained: bool = True) -> TextPa
         torch.set_rng_state(generator)
         other, _ = _text_encoder(config, load_pretrained)
     for encoder in dict.fromkeys((tower, other)):
-        _width(encoder, tokenize)
+        _probe_width(encoder, tokenize)
     return TextPairModel(_pair(tower, other, config), tokenize, calibration=_saved_calibration(config, load_pretrained))
 
 
@@ -129,7 +129,7 @@ def build_labelled(
         return build_prompted(config, load_pretrained)
     model = build_views(replace(config, embed_dim=1) if single else config, load_pretrained)
     tower = cast(Tower, model.towers.x_tower)
-    width = _width(tower, model.image if isinstance(model, ImageModel) else model.tokenize)
+    width = _probe_width(tower, model.image if isinstance(model, ImageModel) else model.tokenize)
     if single and width != 1:
         problem = f"data.rare: the tower has a projection of its own, of width {width}, and a score is one number"
         raise ConfigError(f"{problem}. Take an image tower of kind cnn, timm or transformers")
@@ -156,7 +156,7 @@ def build_sequence(
     for a transformer as context network whose width is not a multiple of its heads.
     """
     items, prepared = item_tower(config, load_pretrained, inputs)
-    width = config.embed_dim or 0 if prepared is None else _width(items, prepared)
+    width = config.embed_dim or 0 if prepared is None else _probe_width(items, prepared)
     tower = SequenceTower(items, ContextNetwork(config.context, width))
     spec, tokenize = (prepared, None) if isinstance(prepared, ImageSpec) else (None, prepared)
     return SequenceModel(_pair(tower, tower, config), tokenize, spec, width)
@@ -221,18 +221,18 @@ MODELS: dict[Task, dict[ItemKind, Build]] = {
 def _one_tower(tower: Tower, config: ModelConfig, prepared: ImageSpec | TextTokenizer) -> TwoTower:
     """Return a TwoTower of which both sides are `tower`.
 
-    Unless model.head is none, the head replaces the projection of `tower`, in place. prepared: as for `_width`.
+    Unless model.head is none, the head replaces the projection of `tower`, in place. prepared: as for `_probe_width`.
     """
     if config.head is Head.none:
-        _width(tower, prepared)
+        _probe_width(tower, prepared)
     else:
         tower.projection = Representation()
-        tower.projection = build_head(config, _width(tower, prepared))
+        tower.projection = build_head(config, _probe_width(tower, prepared))
     return _pair(tower, tower, config)
 
 
-def _width(tower: Tower, prepared: Any) -> int:
-    """Return the width of a tower's output. Raises ConfigError if the tower cannot take its inputs (`probe`).
+def _probe_width(tower: Tower, prepared: Any) -> int:
+    """Run a tower once, and return the width of its output. Raises ConfigError if it cannot take its inputs (`probe`).
 
     prepared: the ImageSpec of its images, or the TextTokenizer of its texts.
     """

@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, cast
 
 from dyad.data.base.errors import ConfigError
-from dyad.data.base.progress import print_once
+from dyad.data.base.progress import print_on_rank_0
 from dyad.data.config import ItemKind
 from dyad.data.sequence.files import events_left_out, sequence_files
 from dyad.eval.tasks.prompts import read_probe
@@ -38,7 +38,7 @@ def _next_item(entry: SuiteEntry, inputs: Inputs) -> Evaluator:
     own = sequence_files(entry.target, data, entry.key)
     files = [*train, *(file for file in earlier if file not in own), *own]
     for line in events_left_out(own, files):
-        print_once(line)
+        print_on_rank_0(line)
     log = read_log(files, data.sequence, model.names)
     known = log.items if data.items is not ItemKind.ids else log.items[: config.run.inputs]
     events = next_items(log, items_of(known, data, model), data.sequence.length, len(files) - len(own), len(train))

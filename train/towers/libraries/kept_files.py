@@ -23,9 +23,9 @@ KEYS = ("model.name", "model.image.name", "model.text.name")
 FROM_FILES = (ImageTower.open_clip, ImageTower.transformers, TextTower.open_clip, TextTower.transformers)
 PATTERNS = [pattern for pattern in ALLOWED_FILES if pattern != "*.safetensors"]
 PATTERNS += [f"[0-9]*_*/{pattern}" for pattern in PATTERNS]  # modules of a SentenceTransformer
+PATTERNS += ["NOTICE*", "LICEN[CS]E*", "COPYING*", "README*"]  # which a model card quotes
 # files of such folders that do not describe the model
 IGNORED = re.compile(r"(^|/)(NOTICE|LICEN[CS]E|COPYING|README|requirements|\w*(results|state|metrics)\.json$)", re.I)
-PATTERNS += ["NOTICE*", "LICEN[CS]E*", "COPYING*", "README*"]  # which a model card quotes
 
 
 def model_names(config: TrainConfig) -> list[str]:
