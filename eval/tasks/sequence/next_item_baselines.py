@@ -151,7 +151,9 @@ def _counts(data: NextItems) -> np.ndarray:
 
 def _matrix(rows: Int64s, columns: Int64s, shape: tuple[int, int]) -> Any:
     """Return a scipy CSR matrix of `shape` whose entry (r, c) is the number of positions with rows=r and columns=c."""
-    return sparse.csr_matrix((np.ones(len(rows)), (rows, columns)), shape=shape)
+    matrix = sparse.csr_matrix((np.ones(len(rows)), (rows, columns)), shape=shape)
+    matrix.sum_duplicates()  # scipy 1.13 keeps them as entries of their own
+    return matrix
 
 
 def _product(a: Any, b: Any) -> np.ndarray:

@@ -209,7 +209,7 @@ def test_any_torch_that_is_new_enough(version: str, monkeypatch: pytest.MonkeyPa
     """Also a container's, which is built before its release, and is not the one of requirements.lock."""
     install(tmp_path, "torch", version)
     monkeypatch.syspath_prepend(str(tmp_path))
-    assert worst(machine.versions()).level is Level.ok
+    assert not [each for each in machine.versions() if each.level is not Level.ok and f"torch {version}" in each.text]
 
 
 def test_which_torch_runs_and_what_it_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
