@@ -136,7 +136,7 @@ class Builder:
         corpus of the passages that BM25 found, best first."""
         options, corpus, right = self._options, self.corpus, set(found.positives.keys)
         answers = answer_finder(found.question.answers, options.match)
-        ranks, by_answer, wrong = list[int](), list[int](), dict[int, int]()
+        ranks, by_answer, wrong = list[int](), dict[int, int](), dict[int, int]()  # positions by content key
         for rank, (position, key) in enumerate(zip(hits.tolist(), corpus.keys[hits].tolist(), strict=True), start=1):
             if key in right:
                 ranks.append(rank)
@@ -147,10 +147,10 @@ class Builder:
             if answers.within(passage.text):
                 if not right:
                     ranks.append(rank)
-                    by_answer.append(position)
+                    by_answer.setdefault(key, position)
             elif passage.text != found.question.text:
                 wrong.setdefault(key, position)
-        chosen = by_answer if options.all_positives else by_answer[:1]
+        chosen = [*by_answer.values()][: None if options.all_positives else 1]
         positives = found.positives if right else CorpusPassages(corpus, np.array(chosen, np.int64))
         negatives = CorpusPassages(corpus, np.array([*wrong.values()][: options.negatives], np.int64))
         row = QuestionRow(found.question, positives, InlinePassages(), negatives, relevance=found.relevance)

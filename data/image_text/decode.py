@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+from io import BytesIO
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from dyad.data.image_text.image_files import JPEG_MAGIC, check_size, opened_image, refuse_many_scans
+from dyad.data.base.errors import DataError
+from dyad.data.image_text.image_files import (
+    CONVERTED,
+    CONVERTED_MAGIC,
+    JPEG_MAGIC,
+    check_size,
+    opened_image,
+    refuse_many_scans,
+)
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -35,6 +44,22 @@ def decode(data: bytes, max_pixels: int) -> Tensor:
             pass  # PIL decodes files for which libjpeg only warns, and names the fault of broken ones
     with opened_image(data, max_pixels, "data.max_image_pixels") as image:
         return torch.from_numpy(np.array(to_rgb(image))).permute(2, 0, 1)
+
+
+def as_png(data: bytes, max_pixels: int) -> bytes:
+    """Convert an image of a format in CONVERTED (BMP, GIF, TIFF, AVIF) to PNG, with the pixels that `to_rgb` gives; of
+    several frames or pages the first. Return other data unchanged.
+
+    Raises DataError for a damaged image, one of more than `max_pixels` pixels, and one of floating-point pixels.
+    """
+    if not CONVERTED_MAGIC.match(data):
+        return data
+    with opened_image(data, max_pixels, "max_image_pixels", CONVERTED) as image:
+        if image.mode == "F":
+            raise DataError("its pixels are floating-point numbers of an unknown range; store 8 or 16 bits")
+        png = BytesIO()
+        to_rgb(image).save(png, "png")
+    return png.getvalue()
 
 
 def to_rgb(image: Image) -> Image:

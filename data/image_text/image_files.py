@@ -11,6 +11,7 @@ How unusual images are decoded (data/image_text/decode.py):
     one side more than 16 times the other   only its middle, or every n-th row or column, is resized, to bound memory
     more than max_image_pixels              DataError; the header is enough, nothing is decoded
     a JPEG of more than MAX_SCANS scans     DataError: each scan costs as much as an image
+    BMP, GIF, TIFF, AVIF in tables, folders converted to PNG once (`as_png`); DataError in shards
     cut, damaged, empty, another format     DataError; a truncated image is never filled with grey
     a member of more than 64 MiB            reported by the index, which training refuses; a stream leaves it out
 
@@ -33,7 +34,10 @@ if TYPE_CHECKING:
 
 # PIL's name of each format that is read → suffix. An MPO is a JPEG with further frames, as phones and drones write it
 SUFFIX_OF = {"JPEG": "jpg", "MPO": "jpg", "PNG": "png", "WEBP": "webp"}
-OPENERS = ("JPEG", "PNG", "WEBP")  # formats that PIL may try; its JPEG opener also opens MPO
+OPENERS = ("JPEG", "PNG", "WebP")  # formats that PIL may try; its JPEG opener also opens MPO
+CONVERTED = ("BMP", "GIF", "TIFF", "AVIF")  # formats that are converted to PNG; a PIL of one's own may lack AVIF
+CONVERTED_SUFFIXES = ("bmp", "gif", "tif", "tiff", "avif")
+CONVERTED_MAGIC = re.compile(rb"BM|GIF8|II[*+]\0|MM\0[*+]|....ftypavi[fs]", re.DOTALL)
 JPEG_MAGIC = b"\xff\xd8\xff"
 MAX_SCANS = 100  # a progressive JPEG has about ten
 MAX_SEGMENTS = 10_000  # the most segments of a JPEG
@@ -62,8 +66,8 @@ def read_header(data: bytes, max_pixels: int) -> Header:
 
 
 @contextmanager
-def opened_image(data: bytes, max_pixels: int, key: str) -> Iterator["Image"]:
-    """Context manager that yields a JPEG, PNG or WebP image, opened by PIL and not yet decoded. It is closed at the
+def opened_image(data: bytes, max_pixels: int, key: str, formats: tuple[str, ...] = OPENERS) -> Iterator["Image"]:
+    """Context manager that yields an image of one of `formats`, opened by PIL and not yet decoded. It is closed at the
     end.
 
     key: the configuration key of `max_pixels`, for messages. Raises DataError for other data and for more than
@@ -71,10 +75,11 @@ def opened_image(data: bytes, max_pixels: int, key: str) -> Iterator["Image"]:
     """
     from PIL import Image, UnidentifiedImageError
 
+    damaged = f"no sound {', '.join(formats[:-1])} or {formats[-1]} image"
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # our own limit comes next
-            with Image.open(BytesIO(data), formats=OPENERS) as image:
+            with Image.open(BytesIO(data), formats=formats) as image:
                 check_size(*image.size, max_pixels, key)
                 yield image
     except DataError:
@@ -82,9 +87,9 @@ def opened_image(data: bytes, max_pixels: int, key: str) -> Iterator["Image"]:
     except Image.DecompressionBombError as error:
         raise DataError(f"more pixels than {key}={max_pixels} ({error})") from error
     except UnidentifiedImageError as error:
-        raise DataError(f"no sound JPEG, PNG or WebP image (begins with {data[:8]!r})") from error
+        raise DataError(f"{damaged} (begins with {data[:8]!r})") from error
     except Exception as error:  # PIL raises nearly any type on bytes made to confuse it
-        raise DataError(f"no sound JPEG, PNG or WebP image ({type(error).__name__}: {error})") from error
+        raise DataError(f"{damaged} ({type(error).__name__}: {error})") from error
 
 
 def check_size(width: int, height: int, max_pixels: int, key: str) -> None:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from dyad.data.base.errors import DataError, first_line, printable
 from dyad.data.base.files import open_foreign
-from dyad.data.image_text.decode import decode, to_rgb
+from dyad.data.image_text.decode import as_png, decode, to_rgb
 from dyad.data.image_text.items import Images
 from dyad.data.image_text.transforms import ImageSpec, evaluation_batch
 from dyad.data.shards.scan_tar import IMAGES, MAX_BYTES
@@ -80,11 +80,11 @@ def pixels(image: ImageInput, max_pixels: int) -> Tensor:
     or is too large, and for a value that is no image.
     """
     if isinstance(image, bytes):
-        return decode(image, max_pixels)
+        return decode(as_png(image, max_pixels), max_pixels)
     if isinstance(image, str | PathLike):
         try:
             with open_foreign(os.path.expanduser(image), MAX_BYTES[IMAGES[0]]) as file:
-                return decode(file.read(), max_pixels)
+                return decode(as_png(file.read(), max_pixels), max_pixels)
         except (OSError, ValueError) as error:
             raise DataError(str(error)) from error
     if isinstance(image, Tensor):

@@ -15,7 +15,7 @@ from dyad.data.base.errors import BadRow, ConfigError, DataError, nearest, sound
 from dyad.data.base.files import open_foreign
 from dyad.data.config import CaptionPer, DataConfig
 from dyad.data.image_text.captions import captions_in
-from dyad.data.image_text.image_files import read_header
+from dyad.data.image_text.image_files import CONVERTED_SUFFIXES, read_header
 from dyad.data.shards.scan_tar import IMAGES, MAX_BYTES
 from dyad.data.shards.storage import scheme_of
 from dyad.data.tables.readers import Fields, Row, Table, coco_files
@@ -86,7 +86,7 @@ def image_column(table: Table, columns: Sequence[str] = ()) -> str | None:
 def _is_image(value: Any, folder: str | None) -> bool:
     if isinstance(value, str):
         with suppress(OSError, ValueError):  # no file has such a name
-            known = os.path.splitext(value)[1].lower().removeprefix(".") in IMAGES
+            known = os.path.splitext(value)[1].lower().removeprefix(".") in (*IMAGES, *CONVERTED_SUFFIXES)
             return known or (folder is not None and (Path(folder) / value).is_file())
         return False
     return isinstance(value, bytes) or (isinstance(value, Mapping) and bool({"bytes", "path"} & set(value)))
@@ -105,19 +105,22 @@ class ImageTable:
     def members(self, fields: Row) -> dict[str, bytes]:
         """Convert a row to a sample: return its members (files) as {suffix: bytes}.
 
-        They are the image; a txt with the captions, if any, with blank lines between them; and a json with the other
-        columns, if the table has any, without fields that are bytes or a mapping or list with bytes at any depth. With
-        options.template the caption column is in the json too. Raises `fields` if it is a BadRow. Raises BadRow for an
-        image that `read_header` refuses, for a member that is too long, and as `encoded`, `captions` and `json_bytes`
-        do.
+        They are the image, as PNG if training does not read its format; a txt with the captions, if any, with blank
+        lines between them; and a json with the other columns, if the table has any, without fields that are bytes or a
+        mapping or list with bytes at any depth. With options.template the caption column is in the json too. Raises
+        `fields` if it is a BadRow. Raises BadRow for an image that `as_png` or `read_header` refuses, for a member that
+        is too long, and as `encoded`, `captions` and `json_bytes` do.
         """
+        from dyad.data.image_text.decode import as_png  # which imports torch
+
         fields = sound(fields)
         encoded, name = self.encoded(fields)
         try:
+            encoded = as_png(encoded, self.options.max_pixels)
             suffix = read_header(encoded, self.options.max_pixels).suffix
         except DataError as error:
             raise BadRow("undecodable image", f"{name}: {error}") from None
-        members = {suffix: encoded}
+        members = {suffix: checked_size(suffix, encoded)}
         if captions := self.captions(fields):
             members["txt"] = checked_size("txt", "\n\n".join(captions).encode())
         used = {self.image, self.caption} if self.options.template is None else {self.image}  # a label stays a field

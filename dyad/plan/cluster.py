@@ -8,9 +8,9 @@ import torch
 
 from dyad.train.config import Precision, TrainConfig
 from dyad.train.distributed.sharding import shard_size
+from dyad.train.gpus import KINDS, gpu_figures
 from dyad.train.losses.sums.tiles import LARGE_TILE, ROOM, TILE
 from dyad.train.monitor.telemetry import peak_tflops
-from dyad.train.plan_config import GPUS, KINDS
 from dyad.train.step.graph_cache import cpu_memory
 
 WITHOUT_BF16 = ("V100", "Tesla T4")
@@ -62,5 +62,5 @@ def planned_devices(config: TrainConfig) -> Devices:
     peak = peak_tflops(name, precision) or math.nan
     tile = LARGE_TILE if is_gpu and memory >= ROOM else TILE
     shards = shard_size(config.dist, count, min(plan.gpus_per_node, count))
-    link = next((link for part, (*_, link) in GPUS.items() if part in name and link), plan.network)
+    link = gpu_figures(name).link or plan.network
     return Devices(count, name, is_gpu, memory, precision, peak, tile, shards, plan.gpus_per_node, link, plan.network)

@@ -58,13 +58,20 @@ class Matches:
         Each pair occurs once; pairs are sorted by query, then by item.
         """
         begin, end = np.searchsorted(self.queries.index, [start, stop])
-        rows, labels = self.queries.index[begin:end] - start, self.queries.label[begin:end]
-        low, high = np.searchsorted(self._label, labels, "left"), np.searchsorted(self._label, labels, "right")
-        count = high - low
+        rows, (low, count) = self.queries.index[begin:end] - start, self._found(self.queries.label[begin:end])
         within = np.arange(count.sum()) - np.repeat(np.cumsum(count) - count, count)
         items = self._item[np.repeat(low, count) + within]
         unique = np.unique(np.repeat(rows, count) * self.shape[1] + items)
         return unique // self.shape[1], unique % self.shape[1]
+
+    def most(self) -> int:
+        """Return the largest number of right pairs of a query; pairs that share several labels count repeatedly."""
+        return int(np.bincount(self.queries.index, self._found(self.queries.label)[1]).max(initial=0))
+
+    def _found(self, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return, for each label, where its items begin in self._item, and their number."""
+        low = np.searchsorted(self._label, labels, "left")
+        return low, np.searchsorted(self._label, labels, "right") - low
 
 
 class Ranking(NamedTuple):

@@ -181,15 +181,22 @@ class ImagesAndCaptions:
         return self._captions.keys
 
     def sides(self) -> tuple[Side, Side]:
+        return self._side_of_images, self._side_of_captions
+
+    @cached_property
+    def _side_of_images(self) -> Side:
         def ids(start: int, stop: int) -> list[str]:
             return [key_name(int(key)) for key in self._keys_n[start:stop]]
 
         digest = hashlib.sha256(self._keys_n.tobytes()).hexdigest()
         images = ImageInputs(self._images, self._table[SAMPLE, self._first_n])
-        captions = CaptionInputs(self._captions, self._tokenize)
         read_as = f"{self._images.spec}, {self._images.config.max_image_pixels}"
-        of_captions = self._captions.ids, self._captions.fingerprint, ""
-        return Side("x", images, ids, digest, read_as, images.undecodable), Side("y", captions, *of_captions)
+        return Side("x", images, ids, digest, read_as, images.undecodable)
+
+    @cached_property
+    def _side_of_captions(self) -> Side:
+        captions = CaptionInputs(self._captions, self._tokenize)
+        return Side("y", captions, self._captions.ids, self._captions.fingerprint, "")
 
     def item(self, position: int) -> tuple[str, str]:
         text = self._captions[position].text
@@ -240,8 +247,7 @@ class CaptionsAndImages(ImagesAndCaptions):
         return self._keys_n
 
     def sides(self) -> tuple[Side, Side]:
-        images, captions = super().sides()
-        return captions, images
+        return self._side_of_captions, self._side_of_images
 
     def item(self, position: int) -> tuple[str, str]:
         return key_name(int(self._keys_n[position])), ""

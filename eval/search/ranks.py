@@ -157,7 +157,7 @@ def found_ranks(queries_nD: np.ndarray, items_mD: np.ndarray, matches: Matches, 
     n, m = matches.shape
     rank, right = np.full(n, MISSED), np.zeros(n, np.int64)
     best, best_wrong = np.full((2, n), -np.inf, np.float32)
-    size = max(1, STRIP // m)
+    size = max(1, STRIP // max(hits.positions.shape[1], matches.most()))
     for start in range(0, n, size):
         strip = slice(start, min(start + size, n))
         row, item = matches.pairs(strip.start, strip.stop)

@@ -1,6 +1,5 @@
 """How well a run uses its device: peak memory, copies to the device, FLOPs of the towers, model FLOPs utilisation."""
 
-import re
 import resource
 from collections.abc import Mapping
 from contextlib import suppress
@@ -14,8 +13,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from dyad.data.batch import Batch
 from dyad.train.config import Precision
 from dyad.train.distributed.world import World
+from dyad.train.gpus import gpu_figures
 from dyad.train.monitor.stragglers import LocalTimer
-from dyad.train.plan_config import GPUS
 from dyad.train.towers.batch_norm import batch_norms
 from dyad.train.towers.text.rows import Grouped, padded_length
 from dyad.train.towers.tower import TwoTower
@@ -71,11 +70,10 @@ def peak_tflops(gpu: str, precision: Precision) -> float | None:
     """Return the peak TFLOP/s of dense products of a GPU in `precision`; None if the table GPUS has no figure.
 
     fp32: the peak in TF32, or in FP32 on a GPU without TF32. bf16 and fp16 have the same figure. precision: auto must
-    be resolved before. gpu: the name of the GPU as torch.cuda.get_device_name returns it; it contains a key of GPUS.
+    be resolved before. gpu: the name of the GPU as torch.cuda.get_device_name returns it.
     """
-    whole = (figures for part, figures in GPUS.items() if re.search(rf"\b{part}\b(?! Laptop)", gpu))
-    half, tf32, _ = next(whole, (None, None, None))
-    return tf32 if precision is Precision.fp32 else half
+    figures = gpu_figures(gpu)
+    return figures.tf32 if precision is Precision.fp32 else figures.half
 
 
 def step_flops(towers: TwoTower, batch: Batch) -> float:

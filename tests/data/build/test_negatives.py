@@ -46,7 +46,10 @@ def by_hand(question: str, corpus: list[dict[str, str]], answer: str, right: set
     ((_, hits),) = build_bm25(f"{row['title']} {row['text']}" for row in corpus).search([question], DEPTH)
     found, same = [corpus[i]["_id"] for i in hits], {text_of[name] for name in right}
     has_answer = [name for name in found if answer in text_of[name].split()]
-    positives = [*right] if right else has_answer if all_positives else has_answer[:1]
+    once: dict[str, str] = {}
+    for name in has_answer:
+        once.setdefault(text_of[name], name)
+    positives = [*right] if right else [*once.values()] if all_positives else has_answer[:1]
     wrong: dict[str, str] = {}
     for name in found:
         if name not in has_answer and text_of[name] not in same and text_of[name] != question:

@@ -1,5 +1,5 @@
 """Every reader of images takes the same ones and decodes them alike: training from shards and folders, evaluation,
-`data check`, `data pack`, and the Python API."""
+`data check`, `data pack`, and the Python API. Images of other formats are converted where they are not in a shard."""
 
 from __future__ import annotations
 
@@ -36,17 +36,21 @@ TURNED[0x0112] = 6
 
 def encoded(kind: str, image: Image.Image = SMOOTH, **options: Any) -> bytes:
     file = io.BytesIO()
-    image.save(file, kind, **options)
+    image.copy().save(file, kind, **options)
     return file.getvalue()
 
 
-def read(suffix: str, kind: str, image: Image.Image = SMOOTH, **options: Any) -> tuple[str, bytes, bool]:
-    return suffix, encoded(kind, image, **options), True
+OF_FILES = {"API, bytes", "API, path", "folder", "pack of a folder"}
+ALL = OF_FILES | {"training", "evaluation", "check", "pack of a tar"}
+
+
+def read(suffix: str, kind: str, image: Image.Image = SMOOTH, **options: Any) -> tuple[str, bytes, set[str]]:
+    return suffix, encoded(kind, image, **options), ALL
 
 
 SEVERAL = {"save_all": True, "append_images": [OTHER]}
 SIXTEEN = Image.fromarray(np.arange(1200, dtype=np.uint16).reshape(30, 40) * 50)
-ZOO: dict[str, tuple[str, bytes, bool]] = {  # its suffix, its bytes, and whether it is read
+ZOO: dict[str, tuple[str, bytes, set[str]]] = {  # its suffix, its bytes, and who reads it
     "JPEG": read("jpg", "JPEG"),
     "progressive": read("jpg", "JPEG", progressive=True),
     "grey JPEG": read("jpeg", "JPEG", SMOOTH.convert("L")),
@@ -63,14 +67,20 @@ ZOO: dict[str, tuple[str, bytes, bool]] = {  # its suffix, its bytes, and whethe
     "lossless WebP": read("webp", "WEBP", lossless=True),
     "animated WebP": read("webp", "WEBP", **SEVERAL),
     "another suffix": read("png", "JPEG"),
-    "cut JPEG": ("jpg", encoded("JPEG")[:-150], False),
-    "cut PNG": ("png", encoded("PNG", SIXTEEN)[:-50], False),
-    "cut MPO": ("jpg", encoded("MPO", **SEVERAL)[:400], False),
-    "GIF": ("png", encoded("GIF"), False),
-    "BMP": ("jpg", encoded("BMP"), False),
-    "TIFF": ("jpg", encoded("TIFF"), False),
-    "no image": ("jpg", b"<html>404</html>", False),
-    **({"AVIF": ("png", encoded("AVIF"), False)} if features.check("avif") else {}),
+    "cut JPEG": ("jpg", encoded("JPEG")[:-150], set()),
+    "cut PNG": ("png", encoded("PNG", SIXTEEN)[:-50], set()),
+    "cut MPO": ("jpg", encoded("MPO", **SEVERAL)[:400], set()),
+    "GIF": ("gif", encoded("GIF", **SEVERAL), OF_FILES),
+    "BMP": ("bmp", encoded("BMP"), OF_FILES),
+    "TIFF": ("tif", encoded("TIFF", save_all=True, append_images=[OTHER.copy()]), OF_FILES),
+    "grey TIFF": ("TIFF", encoded("TIFF", SMOOTH.convert("L"), big_tiff=True), OF_FILES),
+    "16 bits of TIFF": ("tiff", encoded("TIFF", SIXTEEN), OF_FILES),
+    "TIFF of another suffix": ("jpg", encoded("TIFF"), OF_FILES),
+    "TIFF of floating-point numbers": ("tif", encoded("TIFF", SMOOTH.convert("F")), set()),
+    "cut TIFF": ("tif", encoded("TIFF")[:-150], set()),
+    "cut GIF": ("gif", encoded("GIF")[:-150], set()),
+    "no image": ("jpg", b"<html>404</html>", set()),
+    **({"AVIF": ("avif", encoded("AVIF"), OF_FILES)} if features.check("avif") else {}),
 }
 
 
@@ -122,10 +132,14 @@ def by_each(name: str, folder: Path) -> dict[str, torch.Tensor | None]:
 @pytest.mark.parametrize("name", ZOO)
 def test_all_readers_agree_on_an_image(name: str, tmp_path: Path) -> None:
     found = by_each(name, tmp_path)
-    assert {reader for reader, made in found.items() if made is not None} == (set(found) if ZOO[name][2] else set())
-    if ZOO[name][2]:
-        first = found["training"]
-        assert first is not None and all(torch.equal(made, first) for made in found.values() if made is not None)
+    _, data, readers = ZOO[name]
+    made = {reader: image for reader, image in found.items() if image is not None}
+    assert set(found) == ALL and set(made) == readers
+    for image in made.values():
+        assert torch.equal(image, made["API, bytes"])
+    if readers == OF_FILES:  # as PIL reads them
+        by_pil = evaluation_transform(pixels(Image.open(io.BytesIO(data)), LIMIT), SPEC)
+        assert torch.equal(made["folder"], by_pil)
 
 
 def test_of_several_frames_the_first_is_read() -> None:

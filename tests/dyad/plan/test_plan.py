@@ -32,8 +32,8 @@ from dyad.train.cli.command_line import parse_command_line
 from dyad.train.cli.compose import compose_config
 from dyad.train.config import DistConfig, Parallel, Precision, TrainConfig
 from dyad.train.distributed.world import World
+from dyad.train.gpus import KINDS
 from dyad.train.monitor.telemetry import peak_tflops
-from dyad.train.plan_config import KINDS
 
 pytestmark = pytest.mark.uniform_ranks
 FEW = ["small_cnn", "frozen in chunks, sharded"]  # of tests/jobs/plan_job.py: DDP, and a frozen tower in shards

@@ -12,6 +12,7 @@ from torch import nn
 from dyad.data.batch import PADDING, Batch
 from dyad.train.config import ModelConfig, Pooling, Precision
 from dyad.train.distributed.world import World
+from dyad.train.gpus import gpu_figures
 from dyad.train.monitor.stragglers import LocalTimer
 from dyad.train.monitor.telemetry import Telemetry, peak_tflops, row_flops, step_flops
 from dyad.train.towers.batch_norm import set_batch_norms
@@ -90,24 +91,29 @@ def test_a_tower_that_cannot_be_counted_ends_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "half", "tf32"),
+    ("name", "half", "tf32", "link"),
     [
-        ("NVIDIA H100 80GB HBM3", 989.4, 494.7),
-        ("NVIDIA H100 PCIe", 756, 378),
-        ("NVIDIA H200", 989.4, 494.7),
-        ("NVIDIA A100-SXM4-80GB", 312, 156),
-        ("NVIDIA L40S", 362, 183),
-        ("NVIDIA B200", 2250, 1125),
-        ("NVIDIA GB200", 2500, 1250),
-        ("NVIDIA GH200 480GB", 989.4, 494.7),
-        ("NVIDIA RTX A1000", None, None),
-        ("NVIDIA GeForce RTX 4090 Laptop GPU", None, None),
-        ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", None, None),
-        ("NVIDIA GeForce GTX 1080", None, None),
+        ("NVIDIA H100 80GB HBM3", 989.4, 494.7, 450),
+        ("NVIDIA H100 PCIe", 756, 378, 64),
+        ("NVIDIA H200", 989.4, 494.7, 450),
+        ("NVIDIA A100-SXM4-80GB", 312, 156, 300),
+        ("NVIDIA A100-PCIE-40GB", 312, 156, 32),
+        ("NVIDIA A100 80GB PCIe", 312, 156, 32),
+        ("Tesla V100-SXM2-32GB", 125, 15.7, 150),
+        ("Tesla V100-PCIE-16GB", 112, 14, 16),
+        ("NVIDIA L40S", 362, 183, 32),
+        ("NVIDIA B200", 2250, 1125, 900),
+        ("NVIDIA GB200", 2500, 1250, 900),
+        ("NVIDIA GH200 480GB", 989.4, 494.7, 450),
+        ("NVIDIA RTX A1000", None, None, None),
+        ("NVIDIA GeForce RTX 4090 Laptop GPU", None, None, None),
+        ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", None, None, None),
+        ("NVIDIA GeForce GTX 1080", None, None, None),
     ],
 )
-def test_peaks_are_those_of_the_gpu(name: str, half: float | None, tf32: float | None) -> None:
+def test_figures_are_those_of_the_gpu(name: str, half: float | None, tf32: float | None, link: float | None) -> None:
     assert [peak_tflops(name, p) for p in (Precision.bf16, Precision.fp16, Precision.fp32)] == [half, half, tf32]
+    assert gpu_figures(name).link == link
 
 
 def test_a_run_records_its_device(commands, tiny, tmp_path: Path) -> None:
