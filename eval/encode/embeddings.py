@@ -28,7 +28,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from dyad.data.base.arrays import map_array
+from dyad.data.base.arrays import evenly_spaced, map_array
 from dyad.data.base.errors import ConfigError, DataError
 from dyad.data.base.files import free_bytes, sync, whole_file, write_errors, write_json
 from dyad.data.base.json_text import read_json
@@ -44,6 +44,7 @@ from dyad.train.run_folder.run_state import locked
 VECTORS, IDS, STATE = "embeddings.npy", "ids.txt", "state.json"
 FORMAT = 2
 WINDOW = 16_384
+SAMPLED = 64  # texts whose tokens tell tokenizers apart
 
 Ids = Callable[[int, int], Sequence[str]]  # (start, stop) → the ids of these items
 
@@ -138,6 +139,18 @@ def identity_of(tower: nn.Module, *facts: str) -> str:
         whole = tensor.full_tensor() if is_sharded(tensor) else tensor
         digest.update(whole.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
     return digest.hexdigest()
+
+
+def token_digest(items: SizedItems) -> str:
+    """Return a digest (SHA-256, hexadecimal) of the tokens of at most SAMPLED of the items, evenly spaced; "" for
+    images.
+
+    As a fact of `identity_of` it tells tokenizers apart: their files are not among the weights.
+    """
+    tokens = items.take(evenly_spaced(len(items), SAMPLED).tolist())
+    if tokens.dtype is not torch.int64:
+        return ""
+    return hashlib.sha256(repr((tokens.shape, tokens.dtype)).encode() + tokens.numpy().tobytes()).hexdigest()
 
 
 # ---- windows -------------------------------------------------------------------------------------------------------

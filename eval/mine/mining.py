@@ -40,7 +40,7 @@ from dyad.data.loading.order import local_rows
 from dyad.data.question_passage.answers import answer_finder
 from dyad.data.shards.content_keys import Int64s, content_key
 from dyad.data.shards.storage import sha256_of
-from dyad.eval.encode.embeddings import Ids, SizedItems, encode_corpus, identity_of
+from dyad.eval.encode.embeddings import Ids, SizedItems, encode_corpus, identity_of, token_digest
 from dyad.eval.encode.encoder import Encoder
 from dyad.eval.mine.pair_scores import PairScores
 from dyad.eval.search.index import Hits, Index
@@ -192,7 +192,7 @@ def embed_all(encode: Encoder, data: MiningData, folder: Path, log: Callable[[st
     """
 
     def encoded(name: str, of: Side) -> np.ndarray:
-        identity = identity_of(encode.towers[of.tower], of.fingerprint, of.read_as)
+        identity = identity_of(encode.towers[of.tower], of.fingerprint, of.read_as, token_digest(of.inputs))
         return encode_corpus(encode, of.tower, of.inputs, folder / name, ids=of.ids, identity=identity, log=log)
 
     sides = data.sides()

@@ -21,7 +21,7 @@ from dyad.data.question_passage.corpus import Corpus
 from dyad.data.question_passage.dataset import TextInputs, TokenizeTexts, passage_texts
 from dyad.data.question_passage.passages import Passage, Question
 from dyad.eval.config import Baseline
-from dyad.eval.encode.embeddings import encode_corpus, identity_of
+from dyad.eval.encode.embeddings import encode_corpus, identity_of, token_digest
 from dyad.eval.encode.encoder import Encoder, Evaluator, Report
 from dyad.eval.metrics.bootstrap import Values, comparison, summary
 from dyad.eval.metrics.trec import CUTOFFS, Run, beir_result, ranked, write_dpr, write_qrels, write_run
@@ -78,7 +78,7 @@ class PassageSide:
         together.
         """
         config = self._config  # these options decide which tokens a tower gets
-        facts = (self.corpus.fingerprint, config.title.name, config.prefix, str(config.length))
+        facts = (self.corpus.fingerprint, config.title.name, config.prefix, str(config.length), self._tokens)
         identity = identity_of(encode.towers["y"], *facts)
         if system not in self._indexes or self._indexes[system][0] != identity:
             self._indexes.pop(system, None)  # frees its memory before the new one is made
@@ -86,6 +86,10 @@ class PassageSide:
             y_mD = encode_corpus(encode, "y", self._texts, folder, ids=self.corpus.ids, identity=identity, dtype=dtype)
             self._indexes[system] = (identity, Index(y_mD, self._options.index, world=encode.world))
         return self._indexes[system][1]
+
+    @cached_property
+    def _tokens(self) -> str:
+        return token_digest(self._texts)
 
     @cached_property
     def bm25(self) -> BM25:

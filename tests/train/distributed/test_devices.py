@@ -13,7 +13,16 @@ from dyad.data.base.errors import ConfigError
 from dyad.data.config import AUTO, DataConfig
 from dyad.data.loading import loader
 from dyad.data.loading.loader import worker_count
-from dyad.train.config import ImageTowerConfig, ModelConfig, Precision, TextTower, TextTowerConfig, TrainConfig
+from dyad.train.config import (
+    ImageTower,
+    ImageTowerConfig,
+    ModelConfig,
+    Precision,
+    Task,
+    TextTower,
+    TextTowerConfig,
+    TrainConfig,
+)
 from dyad.train.distributed import devices
 from dyad.train.distributed.devices import chosen_kernels, chosen_precision, evaluation_precision, gpu_problem
 from dyad.train.towers.libraries.open_clip import may_download
@@ -92,6 +101,10 @@ FETCHED = {
     "a published tokenizer": (ModelConfig("ViT-B-16-SigLIP"), True),
     "a published text encoder": (ModelConfig("roberta-ViT-B-32"), True),
     "no model of open_clip": (ModelConfig("nope"), False),
+    "a published image tower beside a text tower of a package": (
+        ModelConfig("org/model", image=ImageTowerConfig(ImageTower.transformers), text=MINILM),
+        True,
+    ),
     "a published text tower": (ModelConfig("ViT-B-32", text=TextTowerConfig(name="hf-hub:org/model")), True),
 }
 
@@ -100,6 +113,12 @@ FETCHED = {
 def test_models_that_may_be_downloaded(case: str) -> None:
     config, fetched = FETCHED[case]
     assert may_download(TrainConfig(model=config)) is fetched
+
+
+def test_an_open_clip_image_tower_alone_may_download_a_text_encoder() -> None:
+    """It is built with its text part."""
+    assert may_download(TrainConfig(task=Task.views, model=ModelConfig("roberta-ViT-B-32")))
+    assert not may_download(TrainConfig(task=Task.views, model=ModelConfig("ViT-B-32")))
 
 
 def test_one_process_of_each_machine_downloads(tmp_path: Path) -> None:

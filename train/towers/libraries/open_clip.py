@@ -323,7 +323,7 @@ def may_download(config: TrainConfig) -> bool:
     """Whether building the towers of `config` may download files: it names published weights or a published model.
 
     A name counts if it is neither a path that exists here nor a pkg: name, even if its files are in the cache. So does
-    the model of the hub from which the open_clip model of a text tower takes its tokenizer or encoder.
+    the model of the hub from which a model of open_clip takes its tokenizer or text encoder.
     """
     model, names = config.model, (config.model.name, config.model.image.name, config.model.text.name)
     named = [model.pretrained, model.image.pretrained, model.text.pretrained]
@@ -331,13 +331,14 @@ def may_download(config: TrainConfig) -> bool:
     if model.text.kind is TextTower.transformers:
         named.append(model.text.name or model.name)
     if model.image.kind is ImageTower.transformers:
-        named.append(model.image.name)
-    is_of_open_clip = config.has_texts and model.text.kind is TextTower.open_clip
-    if is_of_open_clip and not any(map(_is_published, named)):
+        named.append(model.image.name or model.name)
+    of_open_clip = [model.text.name] * (config.has_texts and model.text.kind is TextTower.open_clip)
+    of_open_clip += [model.image.name] * (config.has_images and model.image.kind is ImageTower.open_clip)
+    for name in [] if any(map(_is_published, named)) else of_open_clip:
         with suppress(Exception):  # building the towers raises it
             import open_clip
 
-            found: Any = open_clip.get_model_config(resolve_model_name(model.text.name or model.name))
+            found: Any = open_clip.get_model_config(resolve_model_name(name or model.name))
             named += [found["text_cfg"].get(key) for key in ("hf_model_name", "hf_tokenizer_name")]
     return any(map(_is_published, named))
 

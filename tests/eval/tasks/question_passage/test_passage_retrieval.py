@@ -3,6 +3,7 @@
 import json
 import random
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -260,6 +261,12 @@ def test_embeddings_are_kept_and_made_anew_for_other_weights(run: Path, beir: Pa
         next(trained.model.towers.parameters()).add_(0.1)
     assert calls(first) == queries + passages
     assert len(list((tmp_path / "kept").iterdir())) == 2
+
+    def shouted(texts: list[str], length: int, pairs: list[str] | None = None) -> torch.Tensor:
+        return trained.model.tokenize([f"oh {text}" for text in texts], length, pairs)
+
+    other = build_evaluators(config, replace(trained.model, tokenize=shouted))  # other files of the tokenizer
+    assert calls(other) == queries + passages
 
 
 def test_half_precision_keeps_half_the_bytes(run: Path, beir: Path, out: Path, monkeypatch, tmp_path: Path) -> None:
