@@ -4,7 +4,7 @@ A read brings a value to the host (item, tolist, bool, float), or needs one to k
 unique, an index by a bool tensor, repeat_interleave). A copy moves numbers between host and device and waits for it
 (torch.tensor with a device, new_tensor, cpu, numpy). The collectives of torch.distributed are counted too; DDP's
 buckets are not among them. torch.optim keeps its step counts on the host where the weights are on a CPU only, and
-train/step/sizes.py handles tensors of the host alone: both are left out.
+train/step/exchange_sizes.py handles tensors of the host alone: both are left out.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 ROOT = str(Path(__file__).parents[2])
-OF_THE_HOST = ("train/step/sizes.py", "torch/optim/", "torch/testing/")
+OF_THE_HOST = ("train/step/exchange_sizes.py", "torch/optim/", "torch/testing/")
 aten = torch.ops.aten
 READS = {
     *(aten._local_scalar_dense.default, aten.nonzero.default, aten.masked_select.default, aten.equal.default),
