@@ -24,11 +24,11 @@ from dyad.train.losses.sums.conditions import Sizes
 from dyad.train.monitor.loss_spikes import LossSpikes
 from dyad.train.monitor.stragglers import LocalTimer
 from dyad.train.step.averaging import WeightAverage
+from dyad.train.step.exchange_sizes import exchange_sizes
 from dyad.train.step.graph_cache import MemoryBudget
 from dyad.train.step.loss_term import LossTerm, StepRun
 from dyad.train.step.optim import build_optimizer, learning_rate_scales
 from dyad.train.step.schedule import learning_rate
-from dyad.train.step.exchange_sizes import exchange_sizes
 
 STEPS_WITHOUT_ASSUMING = 100  # steps whose objective assumes nothing, after a step whose assumptions did not hold
 
