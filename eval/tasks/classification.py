@@ -22,7 +22,7 @@ from dyad.eval.results.cases import Item, excerpt, item
 from dyad.eval.results.thumbnails import Thumbnails
 from dyad.eval.search.index_spec import EXACT
 from dyad.eval.tasks.baselines import untrained_encoder
-from dyad.eval.tasks.image_text_retrieval import Direction
+from dyad.eval.tasks.direction import Direction
 from dyad.train.distributed.agreement import rank_0_only
 
 CLASSES = 50  # the most classes for which the result has the whole confusion matrix
@@ -44,7 +44,7 @@ class Scored(NamedTuple):
     details: dict[str, Any]
 
 
-Ranked = tuple[Direction, Values, Scored]
+Classified = tuple[Direction, Values, Scored]
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class Classification(Evaluator):
         target = class_indices(self.data.labels, names, self.name)
         items = self.data.items
         small = None if isinstance(items, ReadableItems) else Thumbnails(items)
-        direction, values, scored = self._ranked(encode, target, small)
+        direction, values, scored = self._classified(encode, target, small)
         by_name = {m: 0.5 if "auc" in m else (5 if m.endswith("acc5") else 1) / len(names) for m in values}
         chance = {**by_name, "majority_class_share": float(np.bincount(target).max() / len(target))}
         means = {name: float(v.mean()) for name, v in values.items()}
@@ -85,7 +85,7 @@ class Classification(Evaluator):
         numbers = {name: {"num_samples": len(right[name]), "accuracy": accuracy[name]} for name in names}
         details = {**scored.details, "per_class": {n: numbers[n] | scored.per_class.get(n, {}) for n in names}}
         if before := untrained_encoder(self.untrained, world):
-            others = self._ranked(before, target, small)[1]
+            others = self._classified(before, target, small)[1]
             details["baselines"] = {"untrained": comparison(values, others, lambda metric: range(len(target)))}
         if self.index != EXACT:
             details["search"] = direction.ranked.how
@@ -100,7 +100,7 @@ class Classification(Evaluator):
         one = np.zeros(1, np.int64)
         return {f"{self.start}{name}": True for name in accuracies(one, one, len(self.classes))}
 
-    def _ranked(self, encode: Encoder, target: np.ndarray, small: Thumbnails | None) -> Ranked:
+    def _classified(self, encode: Encoder, target: np.ndarray, small: Thumbnails | None) -> Classified:
         """Encode the samples and rank the classes for each; return (the search, metric → (n,) values, the Scored).
 
         target (n,): the class index of each sample. small: collects the images of the example cases; None for texts and

@@ -18,7 +18,7 @@ from dyad.data.question_passage.answers import Span, answer_finder
 from dyad.eval.metrics.accuracy import TOP_K, top_k_accuracy
 from dyad.eval.metrics.bootstrap import Values
 from dyad.eval.metrics.trec import Qrels, Run, measures, ranked
-from dyad.eval.tasks.image_text_retrieval import chance_recall
+from dyad.eval.tasks.direction import chance_recall
 from dyad.eval.tasks.question_passage.question_sets import QuestionSet, SearchedCorpus
 
 JUDGED = ("nDCG@10", "Recall@100", "MRR@10", "MAP@100", *(f"Success@{k}" for k in TOP_K))

@@ -24,14 +24,8 @@ from helpers.eval import (
 from dyad.data.image_text.items import Captions, RetrievalSet
 from dyad.eval.encode.encoder import Encoder
 from dyad.eval.search.ranks import count_ranks
-from dyad.eval.tasks.image_text_retrieval import (
-    Direction,
-    Retrieval,
-    ViewRetrieval,
-    chance_recall,
-    match_pairs,
-    rank_metrics,
-)
+from dyad.eval.tasks.direction import Direction, chance_recall
+from dyad.eval.tasks.image_text_retrieval import Retrieval, ViewRetrieval, match_pairs, rank_metrics
 from dyad.train.eval_config import Truth
 
 captions = pytest.fixture(some_captions)

@@ -25,7 +25,7 @@ from dyad.eval.metrics.matches import Labels, Matches
 from dyad.eval.results.cases import item
 from dyad.eval.tasks import prompts
 from dyad.eval.tasks.classification import accuracies, confusion, predictions
-from dyad.eval.tasks.image_text_retrieval import Direction
+from dyad.eval.tasks.direction import Direction
 from dyad.eval.tasks.prompts import FORMAT, ZeroShotTask, class_names, prompted, read_task
 from dyad.eval.tasks.wds import read_wds
 from dyad.eval.tasks.zero_shot import ZeroShot, keep_known_classes
