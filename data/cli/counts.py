@@ -30,9 +30,9 @@ def _count(file: str, columns: Sequence[str]) -> int | None:
         return None
     if is_qrels(file):
         return len({question for _, (question, _), grade in judgements(file) if grade > 0})
-    if index := stored_index(file):
-        return index.samples
     tables = tables_of(file, columns)
+    if not tables and (index := stored_index(file)):
+        return index.samples
     named = [each for table in tables for each in table.files()] or [file]
     if sum(map(os.path.getsize, named)) > SMALL:
         return None

@@ -16,7 +16,15 @@ from dyad.data.shards.scan_tar import IMAGES, MAX_BYTES, unread_images
 from dyad.data.shards.sources import LISTED_SCHEMES
 from dyad.data.shards.storage import list_remote, scheme_of, shard_name
 from dyad.data.shards.text_files import decoded
-from dyad.data.tables.image_table import CAPTION_FIELDS, LABEL_FIELDS, TEXT_FILES, image_column, read_limited
+from dyad.data.tables.coco import split_of
+from dyad.data.tables.image_table import (
+    CAPTION_FIELDS,
+    LABEL_FIELDS,
+    TEXT_FILES,
+    image_column,
+    known_columns,
+    read_limited,
+)
 from dyad.data.tables.readers import COLUMNAR, OPENERS, Table, TableRows, coco_files, is_coco, open_table
 
 ALWAYS = (".csv", *COLUMNAR)  # suffixes that are always tables; files of other suffixes may be read by offset
@@ -43,6 +51,8 @@ def tables_of(path: str, columns: Sequence[str]) -> list[Table]:
     if os.path.isdir(path):
         found = _files_of(path, columns)
         return [_image_folder(path)] if found == [path] else [open_table(file) for file in found]
+    if split_of(path)[1]:
+        return [open_table(path)]
     scheme = scheme_of(path)
     listed = scheme in LISTED_SCHEMES and not re.search(r"\?\w+=", path)  # there a "?" without "=" is one of a glob
     suffix = os.path.splitext(path if listed else shard_name(path))[1]
@@ -56,7 +66,7 @@ def tables_of(path: str, columns: Sequence[str]) -> list[Table]:
         return []
     table = open_table(path)
     triples = suffix == ".tsv" and "query_text" in table.columns
-    captioned = {*CAPTION_FIELDS, *LABEL_FIELDS} & {*table.columns}  # a question may name an image as well
+    captioned = known_columns([*CAPTION_FIELDS, *LABEL_FIELDS], table.columns)  # a question may name an image as well
     return [table] if triples or (captioned and image_column(table)) else []
 
 

@@ -13,6 +13,7 @@ from unicodedata import normalize
 
 from dyad.data.base.errors import BadRow, ConfigError, DataError, nearest, sound
 from dyad.data.base.files import open_foreign
+from dyad.data.base.progress import print_once
 from dyad.data.config import CaptionPer, DataConfig
 from dyad.data.image_text.captions import captions_in
 from dyad.data.image_text.image_files import CONVERTED_SUFFIXES, read_header
@@ -20,9 +21,9 @@ from dyad.data.shards.scan_tar import IMAGES, MAX_BYTES
 from dyad.data.shards.storage import scheme_of
 from dyad.data.tables.readers import Fields, Row, Table, coco_files
 
-PATHS = ("filepath", "image_path", "file_name")  # columns that always hold paths of images
+PATHS = ("filepath", "image_path", "file_name", "image_name")  # columns that always hold paths of images
 IMAGE_FIELDS = ("image", *PATHS, *IMAGES, "img", "picture", "filename", "path")
-CAPTION_FIELDS = ("caption", "captions", "title", "text", "texts", "txt", "sentences")
+CAPTION_FIELDS = ("caption", "captions", "title", "text", "texts", "txt", "sentences", "comment")
 TEXT_FILES = "txt"  # the column with the text of .txt files, in folders and in tables that webdataset wrote
 LABEL_FIELDS = ("class", "label", "fine_label", "name", *CAPTION_FIELDS)
 
@@ -67,6 +68,12 @@ class TableOptions:
         return [*columns, *([] if self.template is None else [f"template={self.template}"]), *per, *told]
 
 
+def known_columns(names: Sequence[str], columns: Sequence[str]) -> list[str]:
+    """Return those of `columns` that are in `names`, in the order of `names`. Case, and blanks around a column's name,
+    do not count: "Caption", and " comment" of Flickr30k."""
+    return [column for name in names for column in columns if column.strip().lower() == name]
+
+
 def image_column(table: Table, columns: Sequence[str] = ()) -> str | None:
     """Return the name of the column that has the images of a table, as bytes, as {bytes, path} or as paths.
 
@@ -74,13 +81,13 @@ def image_column(table: Table, columns: Sequence[str] = ()) -> str | None:
     named in PATHS always holds images. columns: the columns that the user named, of which only the first may have the
     images.
     """
-    named = list(columns[:1]) or [name for name in IMAGE_FIELDS if name in table.columns]
+    named = list(columns[:1]) or known_columns(IMAGE_FIELDS, table.columns)
 
     def has_images(name: str) -> bool:
         values = [row.get(name) for row in table.head()]
         return not values or any(_is_image(value, table.folder) for value in values)
 
-    return next((name for name in named if name in PATHS or has_images(name)), None)
+    return next((name for name in named if known_columns(PATHS, [name]) or has_images(name)), None)
 
 
 def _is_image(value: Any, folder: str | None) -> bool:
@@ -95,12 +102,14 @@ def _is_image(value: Any, folder: str | None) -> bool:
 @dataclass(frozen=True)
 class ImageTable:
     """A table of images, usually with captions. image, caption: names of its columns of images and of captions, or of
-    labels that options.template turns into captions; caption is None for a table without such a column."""
+    labels that options.template turns into captions; caption is None for a table without such a column. folder: the
+    folder to which paths of images are relative; None: paths are not followed."""
 
     table: Table
     image: str
     caption: str | None
     options: TableOptions
+    folder: str | None
 
     def members(self, fields: Row) -> dict[str, bytes]:
         """Convert a row to a sample: return its members (files) as {suffix: bytes}.
@@ -151,12 +160,12 @@ class ImageTable:
         value = fields.get(self.image)
         if isinstance(value, Mapping):
             value = None if value.get("bytes") else value.get("path")
-        if not isinstance(value, str) or not value or self.table.folder is None:
+        if not isinstance(value, str) or not value or self.folder is None:
             return None
-        path = os.path.join(self.table.folder, value)
+        path = os.path.join(self.folder, value)
         if value.isascii() or os.path.exists(path):
             return path
-        others = (os.path.join(self.table.folder, normalize(form, value)) for form in ("NFC", "NFD"))
+        others = (os.path.join(self.folder, normalize(form, value)) for form in ("NFC", "NFD"))
         return next(filter(os.path.exists, others), path)
 
     def captions(self, fields: Fields) -> list[str]:
@@ -208,8 +217,8 @@ def image_table(table: Table, options: TableOptions) -> ImageTable | None:
     if len(named) > 2:
         raise ConfigError(f"{key}=[{','.join(named)}]: '{image}' has images. Name it and one caption")
     known = CAPTION_FIELDS if options.template is None else LABEL_FIELDS
-    caption = next((name for name in (named[1:] or known) if name in table.columns), None)
-    label = next((name for name in LABEL_FIELDS[:4] if name in table.columns), None)
+    caption = next(iter(named[1:] or known_columns(known, table.columns)), None)
+    label = next(iter(known_columns(LABEL_FIELDS[:4], table.columns)), None)
     is_folder = os.path.isdir(table.path)
     empty = caption is None or ((label or is_folder) and not any(row.get(caption) for row in table.head()))
     if options.captioned and empty:
@@ -223,7 +232,29 @@ def image_table(table: Table, options: TableOptions) -> ImageTable | None:
             f"{table.path}: images in '{image}', no captions in {where}. "
             f"Its columns are {', '.join(table.columns)}: set {', or '.join(hints)}"
         )
-    return ImageTable(table, image, caption, options)
+    return ImageTable(table, image, caption, options, _folder_of_images(table, image))
+
+
+def _folder_of_images(table: Table, column: str) -> str | None:
+    """Return the folder to which the paths of images in `column` are relative: that of the table.
+
+    If it has none of the first images, and just one folder inside it has any, such as Images, it is this one, and a
+    line is printed. None for a table from a URL, whose paths could name any file of this machine.
+    """
+    if table.folder is None or os.path.isdir(table.path):
+        return table.folder
+    names = [name for row in table.head() if isinstance(name := row.get(column), str) and name]
+
+    def has_any(folder: str | Path) -> bool:
+        return any(os.path.isfile(os.path.join(folder, name)) for name in names)
+
+    if not names or has_any(table.folder):
+        return table.folder
+    inside = [each for each in Path(table.folder or ".").iterdir() if each.is_dir() and has_any(each)]
+    if len(inside) != 1:
+        return table.folder
+    print_once(f"{table.path}: its images are in {inside[0]}")
+    return str(inside[0])
 
 
 # ---- members of samples ----------------------------------------------------------------------------------------------

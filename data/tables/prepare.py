@@ -22,6 +22,7 @@ from dyad.data.config import DataConfig
 from dyad.data.shards.index_cache import read_cached, write_entry
 from dyad.data.shards.sources import Tables
 from dyad.data.shards.storage import shard_name, stat
+from dyad.data.tables.coco import split_of
 from dyad.data.tables.folders import tables_of, unread_in
 from dyad.data.tables.image_table import ImageTable, TableOptions, image_table, json_bytes
 from dyad.data.tables.readers import Fields, Row, Table
@@ -116,7 +117,8 @@ def _prepared(table: Table, options: TableOptions, check_row: CheckRow) -> str:
     chosen = hashlib.sha256(json.dumps([FORMAT, *options.as_args(), options.max_pixels]).encode()).hexdigest()[:8]
     name = f"{shard_name(os.path.normpath(table.path) if table.folder is not None else table.path)}.{chosen}"
     facts: dict[str, Any] = {"name": name, "made_of": _state(table, images)}
-    for stored, _ in read_cached(table.path, name, facts):
+    path = split_of(table.path)[0]
+    for stored, _ in read_cached(path, name, facts):
         return str(stored)
 
     def write(file: BinaryIO) -> None:
@@ -133,7 +135,7 @@ def _prepared(table: Table, options: TableOptions, check_row: CheckRow) -> str:
                 writer.write({"__key__": f"{place}/{number:09d}", **sample})
 
     began = time.monotonic()
-    file = str(write_entry(table.path, name, ".jsonl" if images is None else ".tar", facts, write))
+    file = str(write_entry(path, name, ".jsonl" if images is None else ".tar", facts, write))
     size, seconds = os.path.getsize(file) / 1e6, time.monotonic() - began
     print_line(f"{table.path} was converted once, in {seconds:.0f} s, and is read from {file} ({size:,.1f} MB)")
     if unread := unread_in(table.path):

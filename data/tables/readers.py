@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from functools import partial
 from io import TextIOWrapper
 from itertools import chain, islice
-from pathlib import Path
 from typing import Any
 
 from dyad.data.base.errors import BadRow, ConfigError, DataError, first_line
@@ -18,13 +17,13 @@ from dyad.data.shards.scan_rows import ID_TRIPLES, header
 from dyad.data.shards.scan_tar import MAX_BYTES
 from dyad.data.shards.storage import open_buffered, shard_name, suffix_of
 from dyad.data.shards.text_files import open_text
+from dyad.data.tables.coco import caption_rows, split_of
 
 COLUMNAR = (".parquet", ".arrow", ".feather")
 SEPARATORS = "\t,;|"
 HEAD = 20  # number of first rows by which the content of a table is recognised
 TRIPLES = ("query_id", "query_text", "positive_document_ids", "negative_document_ids")  # columns of triples of ids
 MOST_OF_COCO = 1 << 26  # most commas and opening brackets of a .json file: a million captions have some millions
-SOUGHT = 100  # images of COCO that are looked for to find their folder: some may not be downloaded
 BATCH = 256  # rows of Parquet that are held at a time: each may have an image
 UNFOLDED = 1 << 29  # bytes of rows that are held as Python objects at a time
 
@@ -55,17 +54,19 @@ class Table:
 
 
 def open_table(path: str) -> Table:
-    """Open the table in the file (or URL) `path`, whose suffix must be one of OPENERS.
+    """Open the table in the file (or URL) `path`, whose suffix must be one of OPENERS, or a split of a file that
+    `split_of` knows.
 
     Raises DataError for a table that cannot be read or has two columns of one name; ConfigError for a missing file or
     storage driver, and for triples of ids without a file of questions.
     """
-    columns, rows = OPENERS[suffix_of(path)](path)
+    file, split = split_of(path)
+    columns, rows = _json(file, split) if split else OPENERS[suffix_of(path)](path)
     if twice := next((name for name, count in Counter(columns).items() if name and count > 1), None):
         raise DataError(f"{path}: several columns are named {twice!r:.80}: which one is meant? Rename the others")
     folder = None if "://" in path else os.path.dirname(path)
     queries = [_queries_beside(path)] if columns is TRIPLES else []
-    return Table(path, columns, rows, folder, lambda: [path, *queries])
+    return Table(path, columns, rows, folder, lambda: [file, *queries])
 
 
 Opened = tuple[Sequence[str], Callable[[], TableRows]]  # names of the columns; a function that yields the rows
@@ -306,9 +307,9 @@ def _head(rows: Callable[[], TableRows]) -> list[Fields]:
     return [fields for _, fields in islice(rows(), HEAD) if isinstance(fields, dict)]
 
 
-def _json(path: str) -> Opened:
-    """Open a .json file: an array of objects, JSON lines, or the captions of COCO: {images: [{id, file_name}],
-    annotations: [{image_id, caption}]}. Rows of COCO get the columns file_name and captions."""
+def _json(path: str, split: str | None = None) -> Opened:
+    """Open a .json file: an array of objects, JSON lines, or captions that `caption_rows` converts. split: the name of
+    one of Karpathy's splits."""
     if _has_lines(path):
         return _jsonl(path)
 
@@ -316,7 +317,7 @@ def _json(path: str) -> Opened:
         with open_text(path) as file:
             try:
                 value = parse_json(file.read(), MOST_OF_COCO)
-                found = _captions(value, os.path.dirname(path)) if isinstance(value, dict) else value
+                found = caption_rows(value, path, split) if isinstance(value, dict) else value
                 if not isinstance(found, list):
                     raise ValueError(f"its value is {found!r:.80}")
             except (ValueError, KeyError, TypeError) as error:
@@ -347,25 +348,6 @@ def _has_lines(path: str) -> bool:
     with open_text(path) as file:
         first = _object(file.readline(MAX_BYTES["json"]))
         return isinstance(first, dict) and any(line.strip() for line in file)
-
-
-def _captions(coco: Fields, folder: str) -> list[Fields]:
-    """Convert COCO annotations to rows {file_name: path relative to `folder`, captions: list, empty for an image
-    without any}.
-
-    folder: the folder of the annotations. The folder of the images is sought by the first SOUGHT names: `folder`, the
-    folder above, and the folders inside these two, such as train2017. If none has any, it is `folder`.
-    """
-    captions: dict[Any, list[str]] = {}
-    for annotation in coco["annotations"]:
-        captions.setdefault(annotation["image_id"], []).append(annotation["caption"])
-    names = {image["id"]: image["file_name"] for image in coco["images"]}
-    roots = (Path(folder), Path(folder, os.pardir))
-    places = (place for root in roots for place in (root, *sorted(filter(Path.is_dir, root.iterdir()))))
-    sought = [*islice(names.values(), SOUGHT)]
-    place = next((each for each in places if any(os.path.isfile(os.path.join(each, name)) for name in sought)), folder)
-    relative = os.path.relpath(place, folder or ".")
-    return [{"file_name": os.path.join(relative, names[i]), "captions": captions.get(i, [])} for i in names]
 
 
 OPENERS = {".csv": _csv, ".tsv": _tsv, **dict.fromkeys(COLUMNAR, _columnar), ".jsonl": _jsonl, ".json": _json}
