@@ -176,8 +176,11 @@ def local_path(path: str) -> str:
 
 
 def _shards(path: str, key: str, suffixes: tuple[str, ...], tables: Tables) -> Iterator[str]:
-    """Yield the shards that one written path names. Arguments and errors as of `parse_sources`; path: without a
-    weight."""
+    """Yield the shards that one written path, without a weight, names.
+
+    Other arguments are those of `parse_sources`, and so are the errors, but for those of weights, prefixes and repeated
+    paths.
+    """
     path = local_path(path)
     if os.path.exists(path):
         yield from tables(path) or _local(path, key, suffixes, tables)

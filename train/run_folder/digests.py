@@ -20,7 +20,7 @@ SETTLED = 2.0
 
 
 class Stamp(NamedTuple):
-    """Identifies the content of a file at one moment: equal stamps mean that the file has not changed.
+    """Identifies the content of a file that has not changed for SETTLED seconds: a later change gives another stamp.
 
     path: the resolved path. size: in bytes. mtime, ctime: in nanoseconds; programs can set mtime, but not ctime.
     """
