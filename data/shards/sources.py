@@ -70,10 +70,10 @@ def parse_sources(
     The shards of a folder or glob are sorted by name, hidden files left out; if one of them is a .tar, only .tar and
     .jsonl files are taken. key: the configuration key, for messages. suffixes: the ends of names of files that are
     shards. tables: returns the shards that the table at a path is read from; nothing for a path that is no table.
-    Raises ConfigError when a part matches nothing, does not end in one of `suffixes` and is no table, has an unknown
-    URL scheme, a weight that is not a positive number of at most HEAVIEST, or a question or passage prefix; when a
-    remote folder cannot be listed; and when a path occurs more than once. Errors of `tables` are raised too. A single
-    remote shard is not looked at.
+    Raises ConfigError as `written_sources` does; when a part matches nothing, does not end in one of `suffixes` and is
+    no table, has a brace that is not closed, an unknown URL scheme, redacted credentials, or a question or passage
+    prefix; when a remote folder cannot be listed; and when a path occurs more than once. Errors of `tables` are raised
+    too. A single remote shard is not looked at.
     """
     written = written_sources(value, key)
     refuse_prefixes(written, key)

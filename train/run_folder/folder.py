@@ -255,7 +255,7 @@ def resume_mode(config: TrainConfig) -> str:
 
 
 def origin_run(config: TrainConfig) -> Path | None:
-    """Return the folder of the run whose weights a start takes: that which is resumed, or that of init_from."""
+    """Return the run folder whose weights a start takes: that which is resumed, or that of init_from; None: no such."""
     return _resumed_run(config) or (run_of(Path(config.init_from)) if config.init_from else None)
 
 

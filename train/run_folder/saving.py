@@ -55,8 +55,8 @@ class CheckpointWriter(AbstractContextManager["CheckpointWriter"]):
     called on rank 0 before each checkpoint is written, to flush the logs. schedule: says at which step the next
     checkpoint is due. log: prints a line. If a checkpoint cannot be written in the background, `log` gets the error and
     the step at which the next one is due, and the run goes on. after_save: called on each rank that writes, with the
-    step of a checkpoint when it is written; it may raise HardwareError. Attribute seconds: time spent writing so far,
-    in the background or not.
+    step of a checkpoint when it is written; it may raise HardwareError. Attribute seconds: time that writing took so
+    far, in the background or not, without failures.
     """
 
     def __init__(
