@@ -136,7 +136,7 @@ def parse_verb(verb: Verb, arguments: Sequence[str]) -> tuple[list[str], Any]:
     """Split the arguments of a verb into a list of plain ones (paths or URLs) and an object with its options.
 
     The object is of the dataclass `verb.options`. Raises ConfigError as `parse_options` does, and for too few or too
-    many plain arguments. A missing `out` passes; the verb refuses it.
+    many plain arguments. Whether a needed `out` is missing is left to the verb.
     """
     plain, keys = split_arguments(arguments)
     options = parse_options(verb.options, keys, f"python -m data {verb.name}")

@@ -86,7 +86,7 @@ def all_keys(config: Any) -> dict[str, Any]:
 
 
 def maths_keys(config: TrainConfig) -> dict[str, Any]:
-    """Return only the keys of a configuration that change the trained weights: dotted key ("optim.lr") → value."""
+    """Return the keys of a configuration that may change the trained weights, all but NOT_MATHS: dotted key → value."""
     return {k: v for k, v in all_keys(config).items() if not k.startswith(NOT_MATHS)}
 
 

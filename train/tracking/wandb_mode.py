@@ -102,10 +102,10 @@ def server() -> str:
 
 
 def _has_key() -> bool:
-    """Whether there is a key for the W&B server: an API key or an identity token in the environment, or one in netrc.
+    """Whether the environment has WANDB_API_KEY or WANDB_IDENTITY_TOKEN_FILE, or netrc has a key for the W&B server.
 
-    Without WANDB_BASE_URL the server is known from W&B's settings; if the package wandb does not load, it is taken to
-    be W&B's cloud. W&B's own check is private, and differs between its versions.
+    Without WANDB_BASE_URL, and if the package wandb does not load, the server is taken to be W&B's cloud. W&B's own
+    check is private, and differs between its versions.
     """
     if os.environ.get("WANDB_API_KEY") or os.environ.get("WANDB_IDENTITY_TOKEN_FILE"):
         return True
