@@ -9,7 +9,7 @@ never takes.
 At most one checkpoint is being written; the next save waits for it. At the end of the run, and at a stop request,
 `save` writes without a copy and returns when the checkpoint is on the disk. If a checkpoint cannot be written, a
 background save prints one line and the run goes on to the next one; `save` raises. On a full disk, older checkpoints
-are deleted first, down to the newest undamaged one.
+are deleted first (`make_room`).
 """
 
 import errno
