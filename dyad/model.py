@@ -251,8 +251,9 @@ class Model:
         """Return the log-likelihoods of n answers after a prompt, each as the mean over its tokens, float32 (n,).
 
         Prompt and answers get the prefixes of training, and are cut to the lengths of training: a prompt keeps its last
-        tokens, an answer its first. All answers are scored in one call of the model. Raises ConfigError for a model of
-        another task than language_model, SampleError (a DataError) for an answer without tokens.
+        tokens, an answer its first. Raises ConfigError for a model of another task than language_model, for a prompt
+        that is no text, and for answers that are none or no texts; SampleError (a DataError) for an answer without
+        tokens.
         """
         if not isinstance(self.loaded.model, LanguageModel):
             raise ConfigError("this model scores no answers: only one of task=language_model does")

@@ -42,8 +42,8 @@ def validate(config: TrainConfig, world_size: int) -> None:
 def check_values(config: TrainConfig, world_size: int = 1) -> None:
     """Raise ConfigError for values and combinations that cannot work.
 
-    The message has a line for each of the first five, with the keys and the fix. Values that are missing are not
-    refused. No file is read. world_size: as for `validate`.
+    The message has a line for each of the first five, with the keys and the fix. data.train, steps and epochs may be
+    missing. No file is read. world_size: as for `validate`.
     """
     raise_broken(_broken(config, world_size))
 

@@ -176,9 +176,9 @@ def foreign_descriptor(path: Path | str, largest: int | None = None, folder: Pat
 
     The caller closes the descriptor. largest: the most bytes that the file may have; None: any size. folder: where it
     must lie after symbolic links are resolved; None: anywhere. Raises OSError, which names the path, if the file cannot
-    be opened, is no regular file or lies elsewhere; ValueError, which does not name it, if it is too large. The file is
-    opened without waiting and checked by its descriptor, because a pipe would wait for a writer and a device may never
-    end.
+    be opened, is no regular file or lies elsewhere; ValueError, which does not name it, if it is too large, or if the
+    path has a NUL or half of a surrogate pair. The file is opened without waiting and checked by its descriptor,
+    because a pipe would wait for a writer and a device may never end.
     """
     if folder is not None and not leads_inside(path, folder):
         raise OSError(errno.EPERM, "a link leads out of the folder", str(path))

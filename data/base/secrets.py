@@ -78,7 +78,7 @@ def public_path(path: str) -> str:
     """
     if "://" in path:
         return without_credentials(path)
-    full = Path(path).expanduser()
+    full = Path(os.path.expanduser(path))  # not of Path, which raises for a text that begins with ~ and is no path
     if full.is_relative_to(Path.cwd()):
         return str(full.relative_to(Path.cwd()))
     return "/".join(["…", *full.parts[-2:]]) if full.is_absolute() else path

@@ -136,8 +136,8 @@ def check_shards(values: Sequence[str], options: CheckOptions) -> int:
     """Check all shards of images that `values` name, print statistics, and return the number of samples.
 
     values: paths or URLs. Each shard is indexed first. If its index lists problems (damaged places in the file), they
-    are printed and the samples of this shard are not read. Captions are read as `as_trained` says. Raises DataError at
-    the end when a shard or sample is bad, or when there is no sample; ConfigError as `require_images` does.
+    are printed and the samples of this shard are not read. Captions are read as `as_trained` says. Raises DataError for
+    a bad row of a table, and at the end if a shard or sample is bad or there is none; ConfigError as `require_images`.
     """
     inputs.require_images(values, options, "SOURCE")
     try:
@@ -348,7 +348,7 @@ def check_passages(values: Sequence[str], options: CheckOptions) -> int:
     """Read every passage of the files that `values` name, and print statistics. Return the number of rows.
 
     The files hold passages only, no questions. Raises DataError at the end when a passage cannot be read, has no id or
-    repeats the id of another one, or when there is no row.
+    repeats the id of another one, or when there is no row; other errors as of `open_passages`.
     """
     bad, odd, unread = BadLines(), BadLines(), UnreadFields()
     found = PassageStatistics.of(inputs.open_passages(values, "SOURCE", unread, options), bad, odd)

@@ -71,7 +71,8 @@ def captions_of(sample: Any, options: ReadOptions) -> list[str]:
 def caption_name(sample: Any, options: ReadOptions) -> str:
     """Return the first entry of options.captions that a ShardSample has: "txt", "cls" or a json field.
 
-    Raises SampleError when it has none. Whether the entry holds a usable text is not checked.
+    Raises SampleError when it has none, or its json member cannot be read. Whether the entry holds a usable text is not
+    checked.
     """
     there = {*sample.members, *sample.fields} - {"json"}
     name = next((name for name in options.captions.split(",") if name in there), None)

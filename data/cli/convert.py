@@ -102,8 +102,8 @@ def convert(source: str, options: PackOptions) -> None:
 def _write(questions: InputQuestions, folder: Path, options: PackOptions, report: ConversionReport) -> None:
     """Write all question rows of an input, with their passages, as files of the format `options.to` in `folder`.
 
-    Counts in `report`, by kind (questions, titles, …), what was written, questions and judgements that were not written
-    because equal ones were ("joined"), and what the format cannot hold ("dropped"). Errors as of `convert`.
+    Counts in `report`, by kind (questions, titles, …), what was written, rows whose question an earlier row had
+    ("joined"), and what the format cannot hold ("dropped"). Errors as of `convert`.
     """
     target, source, tally = options.to, questions.corpus, report.tally
     named = np.zeros(len(source or ()), bool)  # passages of the source's corpus that a row names

@@ -29,7 +29,7 @@ def run(arguments: Sequence[str], options: IndexOptions) -> None:
     Of a file with more than MAX_PROBLEMS (100) problems the first are printed, and a count. The manifest is written
     only if `options.out` is set, over an older file, also when files are broken. Of more than MAX_ROWS files, the table
     has only the broken ones. Raises ConfigError if `options.out` is one of the files or cannot be written, DataError at
-    the end when a file is broken.
+    the end when a file is broken; and as `shards_of` and `index_shards` do.
     """
     # a folder of shards may have a manifest.json: .json and .tsv files count only where they are named
     rows = any(argument.endswith((".json", ".tsv")) for argument in arguments)

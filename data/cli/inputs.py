@@ -47,7 +47,7 @@ InputKind = StrEnum("InputKind", ["images", "questions", "passages"])  # what an
 
 
 class UnreadFields(Counter[str]):
-    """Counts, by field name, of the fields in rows that the readers do not use."""
+    """Counts, by name, of what the readers do not use: fields of rows, judgements, grades and candidates."""
 
     def add(self, fields: Mapping[str, Any], read: Container[str], suffix: str = "") -> None:
         """Count the fields of one row that are not in `read`, the fields that the readers use.
@@ -174,7 +174,7 @@ def _first_of(files: Sequence[str]) -> str:
 
 
 def first_row(table: Table) -> Fields:
-    """Return the first readable row of a table; if there is none, a dict of its columns with the values None."""
+    """Return the first readable row among the first 20 of a table; if there is none, a dict: column → None."""
     return next(iter(table.head()), dict.fromkeys(table.columns))
 
 

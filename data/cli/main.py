@@ -135,8 +135,8 @@ def main() -> None:
 def parse_verb(verb: Verb, arguments: Sequence[str]) -> tuple[list[str], Any]:
     """Split the arguments of a verb into a list of plain ones (paths or URLs) and an object with its options.
 
-    The object is of the dataclass `verb.options`. Raises ConfigError for an unknown, repeated or missing option, for a
-    value of a wrong type or outside its limits, and for too few or too many plain arguments.
+    The object is of the dataclass `verb.options`. Raises ConfigError as `parse_options` does, and for too few or too
+    many plain arguments. Whether a needed `out` is missing is left to the verb.
     """
     plain, keys = split_arguments(arguments)
     options = parse_options(verb.options, keys, f"python -m data {verb.name}")

@@ -41,9 +41,9 @@ Paths = Mapping[str, str | int | Path]  # configuration key of a run, such as da
 def new_folder(out: Path) -> Iterator[Path]:
     """Context manager that yields a new empty folder to fill, and renames it to `out` when the block ends.
 
-    When the block raises, the folder is deleted. Folders that killed processes left beside `out` are deleted first.
-    `out` must be missing or an empty folder. Raises ConfigError when the folder cannot be written, and in place of an
-    OSError of the block.
+    When the block raises, the folder is deleted. Folders that killed processes left beside `out` are deleted first
+    (`remove_dead`). `out` must be missing or an empty folder. Raises ConfigError when the folder cannot be written, and
+    in place of an OSError of the block.
     """
     with setting_errors(f"out={out}"):
         beside = out.resolve().parent / f".{out.name}.{os.getpid()}.partial"  # other processes may write `out` too

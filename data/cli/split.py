@@ -119,9 +119,9 @@ def validation_rows(pairs: Int64s, rows: int, options: SplitOptions) -> np.ndarr
     """Return which rows are for validation, bool (rows,). pairs (2, k) int64: k pairs of a row index and the content
     key of something in the row. rows: number of rows.
 
-    Rows that share a content key, or are connected by a chain of such rows, are one group. In the order of a hash, each
-    group is added if validation then has at most round(options.val · rows) rows, and training at least one. Raises
-    ConfigError when no group fits.
+    Rows that share a content key, or are connected by a chain of such rows, are one group; so are all rows without a
+    key. In the order of a hash, each group is added if validation then has at most round(options.val · rows) rows, and
+    training at least one. Raises ConfigError when no group fits.
     """
     row, (keys, item) = pairs[0], np.unique(pairs[1], return_inverse=True)
     nodes = rows + len(keys)  # of a graph: the rows, then the keys

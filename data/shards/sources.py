@@ -70,10 +70,10 @@ def parse_sources(
     The shards of a folder or glob are sorted by name, hidden files left out; if one of them is a .tar, only .tar and
     .jsonl files are taken. key: the configuration key, for messages. suffixes: the ends of names of files that are
     shards. tables: returns the shards that the table at a path is read from; nothing for a path that is no table.
-    Raises ConfigError when a part matches nothing, does not end in one of `suffixes` and is no table, has an unknown
-    URL scheme, a weight that is not a positive number of at most HEAVIEST, or a question or passage prefix; when a
-    remote folder cannot be listed; and when a path occurs more than once. Errors of `tables` are raised too. A single
-    remote shard is not looked at.
+    Raises ConfigError as `written_sources` does; when a part matches nothing, does not end in one of `suffixes` and is
+    no table, has a brace that is not closed, an unknown URL scheme, redacted credentials, or a question or passage
+    prefix; when a remote folder cannot be listed; and when a path occurs more than once. Errors of `tables` are raised
+    too. A single remote shard is not looked at.
     """
     written = written_sources(value, key)
     refuse_prefixes(written, key)
@@ -176,8 +176,11 @@ def local_path(path: str) -> str:
 
 
 def _shards(path: str, key: str, suffixes: tuple[str, ...], tables: Tables) -> Iterator[str]:
-    """Yield the shards that one written path names. Arguments and errors as of `parse_sources`; path: without a
-    weight."""
+    """Yield the shards that one written path, without a weight, names.
+
+    Other arguments are those of `parse_sources`, and so are the errors, but for those of weights, prefixes and repeated
+    paths.
+    """
     path = local_path(path)
     if os.path.exists(path):
         yield from tables(path) or _local(path, key, suffixes, tables)

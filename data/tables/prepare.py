@@ -77,10 +77,10 @@ def prepared_tables(options: TableOptions, check_row: CheckRow = id) -> Tables:
 
     It is the argument `tables` of `parse_sources`. The result is empty for a path that is no table. A shard that the
     cache has is not made again; a line is printed when one is made, and for texts of which options.columns leaves out
-    one of SCORES. check_row: called with the fields of each row of a
-    table of texts; raises BadRow for a row that cannot be used (the default accepts all). tables(path) raises
-    ConfigError for a table whose shard gets too large, DataError for a bad row, for a table without rows, and if no
-    cache folder can be written; and as `tables_of` and `image_table` do.
+    one of SCORES. check_row: called with the fields of each row of a table of texts; raises BadRow for a row that
+    cannot be used (the default accepts all). tables(path) raises ConfigError for a table whose shard gets too large,
+    DataError for a bad row, for a table without rows, and if no cache folder can be written; and as `tables_of` and
+    `image_table` do.
     """
     return lambda path: [_prepared(table, options, check_row) for table in tables_of(path, options.columns)]
 

@@ -1,8 +1,8 @@
 """Find a model by its name: the model of a run, of an export folder, or of another library.
 
-`find_model` returns the model's configuration before its weights are loaded. FORMS lists the forms of a name, also for
---help. An export folder contains the file SETTINGS (dyad.json, see train/towers/libraries/calibration.py), with the
-settings that the other files of the export format have no place for.
+`find_model` returns the model's configuration; only of an exported model of sequences it also loads the weights. FORMS
+lists the forms of a name, also for --help. An export folder contains the file SETTINGS (dyad.json, see
+train/towers/libraries/calibration.py), with the settings that the other files of the export format have no place for.
 """
 
 import re
@@ -47,11 +47,12 @@ model= is one of, each with the weights, prompts and lengths that it brings:
 
 @dataclass(frozen=True)
 class FoundModel:
-    """A model that has been found and is not loaded yet.
+    """A model that has been found by its name.
 
-    load: builds the model in this process, on the CPU, and loads its weights; may download them; raises ConfigError or
-    DataError. trained: the path of the run or checkpoint that holds the model, as the user wrote it; None for a model
-    of another library or an export.
+    load: returns the model with its weights, on the CPU; may download them; raises ConfigError or DataError. An export
+    of a model of sequences is loaded already, and each call returns that object; any other model is built in the call.
+    trained: the path of the run or checkpoint that holds the model, as the user wrote it; None for a model of another
+    library or an export.
     """
 
     config: TrainConfig

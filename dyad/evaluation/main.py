@@ -130,8 +130,8 @@ def evaluate(command: EvalCommand, config: "TrainConfig", found: "FoundModel") -
 
     All processes of the job must call it together; it forms their process group and ends it. Process 0 writes the
     result files and prints the tables. The folder is out=, else eval/ of a run, else runs/eval-MODEL. If it is eval/ of
-    the run, process 0 also writes the run's report.html anew. config: from `with_eval_options`. found: the model, not
-    loaded yet. Raises ConfigError or DataError for a model or data that cannot be used, on all processes.
+    the run, process 0 also writes the run's report.html anew. config: from `with_eval_options`. Raises ConfigError or
+    DataError for a model or data that cannot be used, on all processes.
     """
     from dyad.eval.encode.encoder import Encoder
     from dyad.eval.results.write import model_facts, print_tables, result, write

@@ -37,11 +37,12 @@ class Inputs:
 class SuiteKind:
     """A kind of data set that can be evaluated, for example beir.
 
-    task: the task whose models can be evaluated on it; None: every task whose models embed images or texts. form: how a
-    target (the part of an entry after KIND:) is written, for help texts. check: raises ConfigError for an invalid
-    target; it runs before the model is loaded, so it should not import torch; its result is not used. build: opens the
-    data and returns the evaluator of an entry; called in every process. prefix: put before the names of its data sets
-    in results, unless they begin with it.
+    task: the task whose models can be evaluated on it, views of texts as question_passage; None: every task whose
+    models embed images or texts. form: how a target (the part of an entry after KIND:) is written, for help texts.
+    check: raises ConfigError for an invalid target, DataError for a table or log that cannot be read; it should not
+    import torch, as it runs before the model is loaded; its result is not used. build: opens the data and returns the
+    evaluator of an entry; called in every process. prefix: put before the names of its data sets in results, unless
+    they begin with it.
     """
 
     task: Task | None

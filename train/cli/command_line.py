@@ -30,7 +30,7 @@ class CommandLine:
     show: str
 
     def runs(self) -> list[list[str]]:
-        """Return one list of key=value arguments for each run of the command line: several for a sweep (-m), else one.
+        """Return one list of key=value arguments for each run: for each combination of a sweep (-m), else one run.
 
         Raises ConfigError for an invalid sweep, and with --cfg runs for a value of several lines.
         """

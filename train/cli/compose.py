@@ -159,10 +159,11 @@ def _unescaped(word: str) -> str:
 
 
 def preview(overrides: Sequence[str]) -> str:
-    """Return the configuration as YAML, which `--cfg job` prints. Required values such as data.train may be missing.
+    """Return the configuration as YAML, which `--cfg job` prints. data.train, steps and epochs may be missing.
 
-    overrides: key=value arguments. Raises ConfigError for an unknown key, group choice or value, and for values that a
-    run would refuse (`check_values`); the latter not if a key is ???, OmegaConf's mark of a missing value.
+    overrides: key=value arguments. May download files of a published text model, as `compose_config`. Raises
+    ConfigError for an unknown key, group choice or value, and for values that a run would refuse (`check_values`); the
+    latter not if a key is ???, OmegaConf's mark of a missing value.
     """
     config = _composed(overrides)
     refuse_resolvers(OmegaConf.to_container(config))

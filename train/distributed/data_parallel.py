@@ -104,8 +104,8 @@ def backward(
     towers: the x tower and the y tower, as `wrap_towers` or `wrap_towers_of_terms` returned them. embeddings: those of
     x and y that require gradients, (n, D). gradients: the gradient of each, (n, D). last: whether this is the last
     backward of the step: then it averages the gradients of wrapped and sharded towers over ranks, even inside
-    `no_gradient_sync`, and every rank must call it. Gradients of towers of several losses, which are not wrapped one by
-    one, are left to `average_now`.
+    `no_gradient_sync`. Every rank must call the last one and, with a sharded tower, each. Gradients of towers of
+    several losses, which are not wrapped one by one, are left to `average_now`.
 
     DistributedDataParallel prepares the averaging in a forward, for the backward that follows. In a step with several
     chunks, forwards of other chunks may lie between the two, so the averaging is prepared explicitly here. A sharded

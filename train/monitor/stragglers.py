@@ -49,11 +49,12 @@ class LocalTimer:
 
 
 class Stragglers:
-    """Warns, by a line to `log`, of a rank whose pace is below `share` times the median pace of the other ranks.
+    """Warns, by a line to `log`, of a rank whose pace is below `share` times the pace of the other ranks.
 
     A rank's pace is the inverse of its own time for a step: the wait for its batch, plus the computation until it waits
-    for other ranks. `timer`, which the caller starts and stops in each step, measures this computation. share: the key
-    dist.slow_rank; 0: no warnings. A rank that stays slow is named once, not at every check.
+    for other ranks. That of the others is the inverse of their median time. `timer`, which the caller starts and stops
+    in each step, measures this computation. share: the key dist.slow_rank; 0: no warnings. A rank that stays slow is
+    named once, not at every check.
     """
 
     def __init__(self, timer: LocalTimer, share: float, world: World, log: Callable[[str], None]) -> None:

@@ -20,7 +20,7 @@ SETTLED = 2.0
 
 
 class Stamp(NamedTuple):
-    """Identifies the content of a file at one moment: equal stamps mean that the file has not changed.
+    """Identifies the content of a file that has not changed for SETTLED seconds: a later change gives another stamp.
 
     path: the resolved path. size: in bytes. mtime, ctime: in nanoseconds; programs can set mtime, but not ctime.
     """
@@ -51,7 +51,7 @@ def digest_of(path: Path) -> str:
 
 
 def once_a_machine(world: World, check: Callable[[], None]) -> None:
-    """Run `check` on the first rank of each machine, then give the digests it computed to the machine's other ranks.
+    """Run `check` on the first rank of each machine, then give the digests that it keeps to the machine's other ranks.
 
     On those ranks `digest_of` then returns them without reading the files. check: calls `digest_of` for the files, as
     Checkpoint.verify does, and must not communicate. Every rank must call once_a_machine. The ranks of a machine must

@@ -86,7 +86,7 @@ def all_keys(config: Any) -> dict[str, Any]:
 
 
 def maths_keys(config: TrainConfig) -> dict[str, Any]:
-    """Return only the keys of a configuration that change the trained weights: dotted key ("optim.lr") → value."""
+    """Return the keys of a configuration that may change the trained weights, all but NOT_MATHS: dotted key → value."""
     return {k: v for k, v in all_keys(config).items() if not k.startswith(NOT_MATHS)}
 
 
@@ -255,7 +255,7 @@ def resume_mode(config: TrainConfig) -> str:
 
 
 def origin_run(config: TrainConfig) -> Path | None:
-    """Return the folder of the run whose weights a start takes: that which is resumed, or that of init_from."""
+    """Return the run folder whose weights a start takes: that which is resumed, or that of init_from; None: no such."""
     return _resumed_run(config) or (run_of(Path(config.init_from)) if config.init_from else None)
 
 

@@ -9,7 +9,7 @@ never takes.
 At most one checkpoint is being written; the next save waits for it. At the end of the run, and at a stop request,
 `save` writes without a copy and returns when the checkpoint is on the disk. If a checkpoint cannot be written, a
 background save prints one line and the run goes on to the next one; `save` raises. On a full disk, older checkpoints
-are deleted first, down to the newest undamaged one.
+are deleted first (`make_room`).
 """
 
 import errno
@@ -55,8 +55,8 @@ class CheckpointWriter(AbstractContextManager["CheckpointWriter"]):
     called on rank 0 before each checkpoint is written, to flush the logs. schedule: says at which step the next
     checkpoint is due. log: prints a line. If a checkpoint cannot be written in the background, `log` gets the error and
     the step at which the next one is due, and the run goes on. after_save: called on each rank that writes, with the
-    step of a checkpoint when it is written; it may raise HardwareError. Attribute seconds: time spent writing so far,
-    in the background or not.
+    step of a checkpoint when it is written; it may raise HardwareError. Attribute seconds: time that writing took so
+    far, in the background or not, without failures.
     """
 
     def __init__(

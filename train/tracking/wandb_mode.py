@@ -28,9 +28,9 @@ CLOUD = {"api.wandb.ai", "api.forge.coreweave.com"}  # one service under two nam
 def wandb_mode(config: TrackingConfig) -> Wandb:
     """Return the W&B mode that tracking.wandb means on this machine: online, offline or disabled.
 
-    auto means what the environment variable WANDB_MODE says (see MODES); without it, online if there is an API key,
-    else disabled. Reads the environment, W&B's settings and ~/.netrc, never the network. Raises ConfigError for online
-    without an API key, and with auto for an unknown value of WANDB_MODE.
+    auto means what the environment variable WANDB_MODE says (see MODES); without it, online if there is a key
+    (`_has_key`), else disabled. Reads the environment, W&B's settings and netrc, never the network. Raises ConfigError
+    for online without a key, and with auto for an unknown value of WANDB_MODE.
     """
     named = os.environ.get("WANDB_MODE") if config.wandb is Wandb.auto else None
     if named and named not in MODES:  # W&B would refuse it later
@@ -102,9 +102,9 @@ def server() -> str:
 
 
 def _has_key() -> bool:
-    """Whether the environment or ~/.netrc has an API key for the W&B server.
+    """Whether the environment has WANDB_API_KEY or WANDB_IDENTITY_TOKEN_FILE, or netrc has a key for the W&B server.
 
-    If the package wandb does not load, its settings are not known, and the server is taken to be W&B's cloud. W&B's own
+    Without WANDB_BASE_URL, and if the package wandb does not load, the server is taken to be W&B's cloud. W&B's own
     check is private, and differs between its versions.
     """
     if os.environ.get("WANDB_API_KEY") or os.environ.get("WANDB_IDENTITY_TOKEN_FILE"):

@@ -182,8 +182,9 @@ class PassageRetrieval(Evaluator):
     def _own(self) -> set[str]:
         """The ids of the questions whose results must leave out the passage that has the id of the question.
 
-        That passage is the question itself, as a document of the corpus. Questions for which the judgements (qrels)
-        grade this passage are not in the set. Empty if the question set has drop_own = False.
+        That passage counts as the question itself, as a document of the corpus; only the ids are compared. Questions
+        for which the judgements (qrels) grade this passage are not in the set. Empty if the question set has
+        drop_own = False.
         """
         if not self.data.drop_own:
             return set()

@@ -15,6 +15,7 @@ from dyad.train.run_folder.folder import (
     CONFIG,
     REPORT,
     STATE,
+    by_section,
     check_run,
     open_run,
     resume_mode,
@@ -146,3 +147,7 @@ def test_the_same_resume_goes_on_once_it_has_begun(tmp_path: Path) -> None:
     assert resume_mode(configured(tmp_path, f"resume={named}1")) == f"{named}1"
     open_run(config)
     assert steps(run) == [40]
+
+
+def test_a_text_that_begins_with_a_tilde_is_shown_as_it_is() -> None:
+    assert by_section({"data.question.prefix": "~nobody: "}) == {"data": 'question.prefix="~nobody: "'}

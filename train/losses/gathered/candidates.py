@@ -209,8 +209,9 @@ def one_positive_per_sum(options: PairOptions) -> bool:
 def _with_equal_keys(batch: GatheredBatch) -> Pairs:
     """Return the union of the batch's positive pairs and all pairs whose row and column have an equal key.
 
-    Raises ConfigError, on all ranks, if one has more than MOST_PAIRS · M (64 M) pairs of equal keys for M columns:
-    memory must stay linear in the batch. Every rank must call it.
+    Raises ConfigError, on all ranks, if one has more than MOST_PAIRS · M (64 M) pairs of equal keys for M columns, a
+    pair that is equal in both kinds of keys counted twice: memory must stay linear in the batch. Every rank must call
+    it.
     """
     counts = torch.stack([equal_pair_counts(*keys).sum() for keys in batch.keys])
     count, most = int(batch.rows.max_(counts.sum()[None])), MOST_PAIRS * len(batch.y_MD)

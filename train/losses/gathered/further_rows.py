@@ -1,9 +1,9 @@
 """Further rows: x items beside the pairs, such as wrong images, which are negatives of the y of all pairs.
 
-They have no positive and no term of their own in the loss; they are only added to the sums of columns (over the x for
-each y). If x_keys are given and duplicates is not keep, a further row that equals the x of a pair is no negative of the
-y of this pair. A rank computes the scores of its own further rows with the y of all ranks; only the objective coce
-gathers further rows.
+They have no positive and are no anchors; they are only added to the sums of columns (over the x for each y) and, in a
+logistic loss, to the noise pairs. If x_keys are given and duplicates is not keep, a further row that equals the x of a
+pair is no negative of the y of this pair. A rank computes the scores of its own further rows with the y of all ranks;
+only the objective coce gathers further rows.
 
 Legend: k further rows of this rank, any number on other ranks; B columns of the pairs of all ranks, the first of M ≥ B
 columns; D width.

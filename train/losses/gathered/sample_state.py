@@ -102,7 +102,10 @@ class SampleState(nn.Module):
 
     @property
     def share_never_visited(self) -> Tensor:
-        """The share of all samples that have no stored state yet, from 0 to 1: 0-d float64, on the table's device."""
+        """The share of all samples of which a state is NaN (none yet), from 0 to 1: 0-d float64, on the table's device.
+
+        It is 0 if every state has an initial value.
+        """
         return self._never_visited.double() / self.num_samples
 
     @property
@@ -246,8 +249,8 @@ class SampleState(nn.Module):
     def get_extra_state(self) -> dict[str, Any]:
         """Return what state_dict has of this object: the state of the samples that this rank owns, not copied.
 
-        The result is a dict: table, (n/W, k) floats, None before the first batch; the counters; and part, (names, rank,
-        number of ranks, number of samples). No rank waits for another.
+        The result is a dict: table, (n/W, k) floats, None before the first batch or `load`; the counters; and part,
+        (names, rank, number of ranks, number of samples). No rank waits for another.
         """
         counters = {"samples_seen": self.samples_seen, "never_visited": self._never_visited}
         table = None if self._table is None else self._table[:-1]

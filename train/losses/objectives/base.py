@@ -90,8 +90,8 @@ class Objective(nn.Module):
         or positive, y_keys with a file of numbers by content key. known_positives: keys of items that are relevant to a
         row: columns with these keys are not among the row's negatives; y_keys must be given. x_target, y_target: (b,
         D), embeddings of the same x and y by a target network. x_negatives: x items of no pair, negatives of the y of
-        pairs; they have no term of their own in the loss. more: arguments that only some objectives take, see their
-        classes: importance, lengths, teacher.
+        pairs and no anchors. more: arguments that only some objectives take, see their classes: importance, lengths,
+        teacher.
 
         relevance: a weight w in (0, 1] for each positive pair: (b,), of row i and column i; with `positives` (P,), in
         their order; Columns holds the weights of further positives. The weight multiplies the pair's terms in the loss,

@@ -366,10 +366,10 @@ def nce_from_log_u(
 
 
 def label_pairs(batch: GatheredBatch, duplicates: Duplicates) -> LabelledPairs:
-    """Label the pairs of `batch`: its positives are data, all other pairs that it does not exclude are noise.
+    """Label the pairs of `batch` as data or noise, as LabelledPairs says.
 
-    duplicates: whether pairs with equal keys are noise (keep), neither noise nor data (mask), or data (positive).
-    Raises ConfigError if keys are to be compared and the batch has none.
+    duplicates: whether pairs of a row and a column with equal keys are noise (keep), neither noise nor data (mask), or
+    data (positive). Raises ConfigError if keys are to be compared and the batch has none.
     """
     keys, dropped = _class_numbers(batch, duplicates), batch.positives
     if batch.excluded is not None:

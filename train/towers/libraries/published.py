@@ -174,9 +174,9 @@ def check_files(key: str, name: str) -> None:
 
 
 def json_object(name: str, file: str, fetch: bool = True) -> dict[str, Any]:
-    """Return the content of a JSON file of the model `name`; {} if it has none. Arguments are those of `file_of`.
+    """Return the content of a JSON file of the model `name`; {} if `file_of`, whose arguments these are, returns None.
 
-    Raises ConfigError for a damaged file, and for one that is no JSON object.
+    Raises ConfigError as `file_of` does, for a damaged file, and for one that is no JSON object.
     """
     path = file_of(name, file, fetch)
     found = {} if path is None else read_json(path)
