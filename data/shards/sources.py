@@ -201,7 +201,7 @@ def _local(path: str, key: str, suffixes: tuple[str, ...], tables: Tables) -> Se
         return _of_folder(sorted(str(file) for file in Path(path).iterdir()), path, key, suffixes)
     if os.path.isfile(path):
         return tables(path) or [_shard(path, key, suffixes)]
-    if found := tables(path):  # a split of a file
+    if os.path.isfile(path.rpartition("@")[0]) and (found := tables(path)):  # a split of a file
         return found
     files = sorted(filter(os.path.isfile, glob.glob(path, recursive=True)))
     shards = _with_samples(files, suffixes) or files  # tables only where there are no shards
