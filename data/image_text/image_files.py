@@ -8,7 +8,7 @@ How unusual images are decoded (data/image_text/decode.py):
     animated (WebP, PNG), several (MPO)     the first frame is used
     rotated by EXIF                         decoded as stored: the tag is ignored
     1 x 1                                   resized like any other
-    one side more than 16 times the other   only its middle, or every n-th row or column, is resized, to bound memory
+    one side more than 64 times the other   only its middle, or every n-th row or column, is resized, to bound memory
     more than max_image_pixels              DataError; the header is enough, nothing is decoded
     a JPEG of more than MAX_SCANS scans     DataError: each scan costs as much as an image
     BMP, GIF, TIFF, AVIF in tables, folders converted to PNG once (`as_png`); DataError in shards

@@ -197,7 +197,7 @@ def test_damaged_bytes_never_raise_anything_else(choose: st.DataObject) -> None:
 
 @pytest.mark.parametrize("resize", ["shortest", "longest", "squash"])
 @pytest.mark.parametrize("interpolation", ["bicubic", "bilinear"])
-@pytest.mark.parametrize("size", [(90, 60), (61, 127), (200, 31), (40, 40), (33, 47)])
+@pytest.mark.parametrize("size", [(90, 60), (61, 127), (200, 31), (40, 40), (33, 47), (33, 1000), (1100, 21)])
 def test_evaluation_agrees_with_open_clip(resize: str, interpolation: str, size: tuple[int, int]) -> None:
     from open_clip.transform import image_transform
 

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from dyad.data.base.errors import ConfigError, SampleError
 from dyad.data.batch import PADDING, Lengths
+from dyad.train.towers.text.one_thread import call_tokenizer
 from dyad.train.towers.text.rows import Grouped, padded_length, token_counts
 
 
@@ -110,7 +111,7 @@ class PromptTokenizer:
         return token_counts(tokens)
 
     def _ids(self, texts: Sequence[str]) -> list[list[int]]:
-        return self.tokenizer(list(texts), add_special_tokens=False).input_ids if texts else []
+        return call_tokenizer(self.tokenizer, list(texts), add_special_tokens=False).input_ids if texts else []
 
 
 def _last(ids: Sequence[int], count: int) -> Sequence[int]:

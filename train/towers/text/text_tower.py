@@ -23,6 +23,7 @@ from dyad.train.towers.libraries.sentence_transformers import SentenceFolder, se
 from dyad.train.towers.libraries.transformers_model import load_companion, load_model
 from dyad.train.towers.text.end_token import ends_texts, with_end_token
 from dyad.train.towers.text.likelihood import Likelihood, PromptTokenizer
+from dyad.train.towers.text.one_thread import call_tokenizer
 from dyad.train.towers.text.pooled import Pooled
 from dyad.train.towers.text.rows import Grouped, padded_length, text_ends, token_counts
 from dyad.train.towers.tower import Tower
@@ -79,7 +80,7 @@ class OpenClipTokenizer:
     count: Callable[[Tensor], Lengths] | None
 
     def __call__(self, texts: list[str]) -> Tensor:
-        return self.tokenizer(texts)
+        return call_tokenizer(self.tokenizer, texts)
 
     @property
     def context_length(self) -> int:
@@ -138,7 +139,7 @@ def _tokens(tokenizer: Any, texts: list[str], pairs: list[str] | None = None, **
     If the tokenizer gives no attention mask, its token ids are returned unchanged. pairs: the second text of each pair;
     None: single texts. shape: further arguments of the tokenizer: padding, and max_length, to which it truncates texts.
     """
-    found = tokenizer(texts, pairs, truncation=True, return_tensors="pt", **shape)
+    found = call_tokenizer(tokenizer, texts, pairs, truncation=True, return_tensors="pt", **shape)
     mask = found.get("attention_mask")
     return found.input_ids if mask is None else found.input_ids.where(mask.bool(), PADDING)
 
@@ -149,7 +150,7 @@ def _full_lengths(tokenizer: Any, texts: list[str], pairs: list[str] | None = No
     options: further arguments of the tokenizer.
     """
     # verbose: transformers would warn that texts are too long for the model, which does not see them
-    return [len(ids) for ids in tokenizer(texts, pairs, verbose=False, **options).input_ids]
+    return [len(ids) for ids in call_tokenizer(tokenizer, texts, pairs, verbose=False, **options).input_ids]
 
 
 class CutText(Grouped):
