@@ -18,6 +18,7 @@ from dyad.train.config import (
     Head,
     Parallel,
     Precision,
+    Schedule,
     TargetKind,
     Task,
     TrainConfig,
@@ -111,6 +112,8 @@ def _length_rules(config: TrainConfig) -> Iterator[str]:
         yield f"optim.warmup={optim.warmup}: steps are a whole number, and a share of the run is below 1"
     if steps is not None and optim.cooldown > steps >= 1:
         yield f"optim.cooldown={optim.cooldown}: longer than the run of steps={steps}"
+    if optim.schedule is Schedule["wsd"] and not optim.cooldown:
+        yield "optim.schedule=wsd: the learning rate would stay. Set optim.cooldown, e.g. a fifth of the steps"
     if not {*config.from_weights} <= {*KNOWN_BY_WEIGHTS}:
         yield f"from_weights={config.from_weights}: a list of {', '.join(KNOWN_BY_WEIGHTS)}"
 

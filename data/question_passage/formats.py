@@ -11,7 +11,7 @@ The names of a row's fields determine its format:
 - sentence-transformers: anchor and positive, query and answer, … (PAIRS), and perhaps negative, negative_1, negative_2,
   …; each a text or a list of texts, lists also in positives and negatives. Blank passages are left out. With a column
   score, label or another of SCORES the rows are no pairs of equal meaning, and refused, unless data.relevance or
-  data.teacher names the column, or a teacher's score is read from another one.
+  data.teacher names the column, or a teacher's score is read from another one. SimCSE: so with sent0, sent1, hard_neg.
 - scored candidates (EPR): question, and candidates or ctxs [{title, text, score}]; a greater score is better. The best
   data.passage.pos_pool are positives, the worst data.passage.neg_pool of the others are hard negatives.
 
@@ -395,5 +395,6 @@ FORMATS = [
     QuestionFormat("FlagEmbedding", "query", "pos", "", "neg", _passage_texts),
     QuestionFormat("scored candidates", "question", "candidates", "", "", _passages, (*PASSAGE_FIELDS, "score")),
     QuestionFormat("scored candidates", "question", "ctxs", "", "", _passages, (*PASSAGE_FIELDS, "score")),
+    QuestionFormat("SimCSE", "sent0", "sent1", "", "hard_neg", _texts_or_lists),
     *(QuestionFormat("sentence-transformers", *pair, "", "negative", _texts_or_lists) for pair in PAIRS),
 ]

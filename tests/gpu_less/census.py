@@ -34,7 +34,7 @@ from dyad.train.config import OptimConfig, Precision, TrainConfig
 from dyad.train.distributed import data_parallel
 from dyad.train.distributed.world import World
 from dyad.train.losses import OBJECTIVES, build_objective
-from dyad.train.step import sizes
+from dyad.train.step import exchange_sizes
 from dyad.train.step.loss_term import LossTerm
 from dyad.train.step.step import TrainStep
 from dyad.train.towers.image.pixels import NormalizePixels, PatchDropout
@@ -213,7 +213,7 @@ def rank_0_of(world_size: int) -> Iterator[None]:
     with (
         only_rank_0(world_size),
         patch.object(data_parallel, "wrap_towers", lambda towers, *_: (towers.x_tower, towers.y_tower)),
-        patch.object(sizes.dist, "new_group", lambda **_: None),  # the hosts' own group is the pretended one
+        patch.object(exchange_sizes.dist, "new_group", lambda **_: None),  # the hosts' own group is the pretended one
     ):
         yield
 

@@ -17,6 +17,7 @@ COLLECTIVES = {
     "symmetric_dpm": 5,
     "clip": 5,
     "gcl": 5,
+    "dcl": 5,
     "one_sided_dpm": 3,
     "info_nce": 3,
     "simclr": 5,

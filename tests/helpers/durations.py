@@ -1,14 +1,14 @@
 """The seconds that each test file takes, in tests/durations.md, and what is chosen by them.
 
 Processes take the files in that order, the longest first, so that none waits at the end. `bash launch/test.sh --fast`
-runs the files of changed folders, then the files with the least seconds a test, as many as SHARE has room for.
+runs changed and new test files, those of changed folders, then the files with the least seconds a test, as many as SHARE has room for.
 `bash launch/test.sh --durations` runs everything and writes the table; what stands in its last column stays.
 """
 
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -50,12 +50,15 @@ def write(seconds: Mapping[str, list[float]]) -> None:
     TABLE.write_text(HEAD + "".join(f"| {r.seconds:.1f} | {r.tests} | {r.path} | {r.why} |\n" for r in rows))
 
 
-def fast(changed: Iterable[str]) -> Iterator[str]:
+def fast(changed: Collection[str]) -> Iterator[str]:
     """Yield the paths of test files to run for a commit that changes these paths.
 
-    First those in the folders that mirror the paths, then those with the least seconds a test, as SHARE has room.
+    First those that are changed or new, whatever they take; then those in the folders that mirror the paths, then
+    those with the least seconds a test, as SHARE has room.
     """
-    folders, rows = {mirror(path) for path in changed}, read()
+    own = {path for path in changed if Path(path).name.startswith("test_") and (ROOT / path).exists()}
+    yield from sorted(own)
+    folders, rows = {mirror(path) for path in changed}, [row for row in read() if row.path not in own]
     left = SHARE * sum(row.seconds for row in rows)
     for row in sorted(rows, key=lambda r: (str(Path(r.path).parent) not in folders, r.seconds / r.tests)):
         if row.seconds <= left and (ROOT / row.path).exists():
@@ -70,12 +73,17 @@ def mirror(path: str) -> str:
 
 
 def changed_paths() -> list[str]:
-    """What differs from the last commit, or, if nothing does, what that commit changed."""
+    """What differs from the last commit, or, if nothing does, what the commits of this branch changed; on the branch
+    main, what the last commit changed."""
 
     def git(command: str) -> list[str]:
         return subprocess.run(["git", *command.split()], cwd=ROOT, capture_output=True, text=True).stdout.split()
 
-    return git("diff --name-only HEAD") + git("ls-files --others --exclude-standard") or git("diff --name-only HEAD~1")
+    (head,), base = git("rev-parse HEAD"), git("merge-base HEAD main")
+    before = "HEAD~1" if base in ([], [head]) else base[0]
+    return git("diff --name-only HEAD") + git("ls-files --others --exclude-standard") or git(
+        f"diff --name-only {before}"
+    )
 
 
 if __name__ == "__main__":

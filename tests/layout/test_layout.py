@@ -57,7 +57,7 @@ dyad/export dyad/doctor
 """.split("\n")
 LEVEL = {folder: level for level, line in enumerate(LAYERS) for folder in line.split()}
 HEAVY = {"torch", "open_clip", "transformers", "webdataset", "accelerate", "wandb", "faiss", "pyarrow", "timm"}
-BUDGETS = {"data": 9539, "train": 12662, "eval": 5162, "dyad": 6552}  # code lines: no blanks, comments, docstrings
+BUDGETS = {"data": 9540, "train": 12675, "eval": 5162, "dyad": 6552}  # code lines: no blanks, comments, docstrings
 QUESTIONS = """
 what nobody typed is taken from the weights | train/cli/start_defaults.py | take_start_defaults
 the temperature that weights know | train/towers/libraries/calibration.py | Calibration
@@ -221,7 +221,8 @@ def test_losses_import_only_torch_and_their_configuration() -> None:
 
 def test_files_and_functions_stay_small() -> None:
     for path in FILES:
-        assert len(path.read_text().splitlines()) <= 400, path
+        lines = len(path.read_text().splitlines())
+        assert lines <= 400, f"{path} has {lines} lines, and may have 400: split it by its ideas"
         for node in nodes(path):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 assert node.end_lineno is not None and node.end_lineno - node.lineno < 120, f"{path}: {node.name}"
@@ -252,7 +253,9 @@ def code_lines(path: Path) -> int:
 @pytest.mark.parametrize("package", BUDGETS)
 def test_packages_stay_within_their_budgets(package: str) -> None:
     paths = [p for p in FILES if p.relative_to(ROOT).parts[0] == package]
-    assert sum(map(code_lines, paths)) <= BUDGETS[package]
+    lines = sum(map(code_lines, paths))
+    told = f"{package}/ has {lines:,} code lines, and may have {BUDGETS[package]:,}"
+    assert lines <= BUDGETS[package], f"{told}: take some away, or raise BUDGETS and say in CHANGELOG.md for what"
 
 
 ONE_PLACE = {  # pattern → the files of data/ and eval/ that may have it

@@ -21,9 +21,10 @@ def warmup_steps(total_steps: int, config: OptimConfig) -> int:
 def learning_rate(step: int, total_steps: int, config: OptimConfig) -> float:
     """Compute the learning rate of optimiser step `step` (from 0): linear warm-up to config.lr, then config.schedule.
 
-    cosine and linear fall to 0 at the end of the run, const stays at config.lr, and const-cooldown falls to
-    config.cooldown_end in the last config.cooldown steps, by a polynomial of power config.cooldown_power. total_steps:
-    the number of optimiser steps of the run, warm-up included.
+    cosine and linear fall to 0 at the end of the run, and const stays at config.lr. const-cooldown and wsd fall to
+    config.cooldown_end in the last config.cooldown steps: const-cooldown by a polynomial of power
+    config.cooldown_power, wsd as 1 − √t, where t is the share of the cooldown that is over (warmup-stable-decay;
+    Hägele et al. 2024, arXiv:2405.18392). total_steps: the number of optimiser steps of the run, warm-up included.
     """
     warmup = warmup_steps(total_steps, config)
     if step < warmup:
@@ -35,8 +36,9 @@ def learning_rate(step: int, total_steps: int, config: OptimConfig) -> float:
         return config.lr * (total_steps - step) / decay_steps
     if config.schedule is Schedule["const"] or step < cooldown_start:
         return config.lr
-    left = 1 - (step - cooldown_start) / (total_steps - cooldown_start)
-    return left**config.cooldown_power * (config.lr - config.cooldown_end) + config.cooldown_end
+    over = (step - cooldown_start) / (total_steps - cooldown_start)
+    left = 1 - math.sqrt(over) if config.schedule is Schedule["wsd"] else (1 - over) ** config.cooldown_power
+    return left * (config.lr - config.cooldown_end) + config.cooldown_end
 
 
 def describe_schedule(config: TrainConfig, run: RunSchedule, options: object, total_before: object) -> Iterator[str]:
@@ -57,7 +59,8 @@ def describe_schedule(config: TrainConfig, run: RunSchedule, options: object, to
         )
     elif isinstance(optim.warmup, float):
         yield f"optim.warmup={optim.warmup}: {warmup} of {total} steps"
-    if optim.schedule is Schedule["const-cooldown"] and warmup + optim.cooldown > total:
+    cools = optim.schedule in (Schedule["const-cooldown"], Schedule["wsd"])
+    if cools and warmup + optim.cooldown > total:
         yield (
             f"warning: {warmup} steps of optim.warmup and {optim.cooldown} of optim.cooldown are more than {total}: "
             "the learning rate falls at once after the warm-up"

@@ -41,7 +41,7 @@ def open_clip_rates(config: OptimConfig) -> list[float]:
     return rates
 
 
-@pytest.mark.parametrize("schedule", [schedule for schedule in Schedule if schedule.name != "linear"])
+@pytest.mark.parametrize("schedule", [schedule for schedule in Schedule if schedule.name not in ("linear", "wsd")])
 @pytest.mark.parametrize("warmup", [0, 1, 7, TOTAL])
 @pytest.mark.parametrize("cooldown", [1, 20, TOTAL])
 def test_learning_rates_are_open_clips_to_the_bit(schedule: Schedule, warmup: int, cooldown: int) -> None:
@@ -76,6 +76,25 @@ def test_the_cosine_by_hand() -> None:
     config = OptimConfig(lr=1.0, warmup=2)
     rates = [learning_rate(step, 6, config) for step in range(6)]
     assert rates == pytest.approx([0.5, 1, 1, (1 + math.sqrt(0.5)) / 2, 0.5, (1 - math.sqrt(0.5)) / 2])
+
+
+@pytest.mark.parametrize(("warmup", "cooldown"), [(0, 4), (2, 4), (2, 5), (7, 5)])
+def test_wsd_by_hand(warmup: int, cooldown: int) -> None:
+    """Warm-up, plateau, and 1 − √t of Hägele et al. 2024: from the peak in the first step of the cooldown."""
+    optim = OptimConfig(lr=1.0, schedule=Schedule["wsd"], warmup=warmup, cooldown=cooldown, cooldown_end=0.2)
+    rates = [learning_rate(step, 10, optim) for step in range(10)]
+    cooled = [0.2 + 0.8 * (1 - math.sqrt(i / cooldown)) for i in range(cooldown)]
+    assert rates[warmup:] == pytest.approx([*[1.0] * (10 - cooldown), *cooled][warmup:])
+    assert rates[:warmup] == [(i + 1) / warmup for i in range(warmup)]
+
+
+def test_wsd_without_a_cooldown_is_refused() -> None:
+    config = runnable()
+    config.optim.schedule = Schedule["wsd"]
+    with raises(ConfigError, "optim.schedule=wsd", "optim.cooldown"):
+        validate(config, 2)
+    config.optim.cooldown = 2
+    validate(config, 2)
 
 
 @pytest.mark.parametrize("warmup", [5, 6, 100])
@@ -126,10 +145,11 @@ def test_rules_of_adam_and_of_the_cooldown() -> None:
         validate(config, 2)
 
 
+@pytest.mark.parametrize("schedule", ["const-cooldown", "wsd"])
 @pytest.mark.parametrize(("cooldown", "warned"), [(40, False), (41, True), (200, True)])
-def test_a_cooldown_that_begins_in_the_warm_up_is_told(cooldown: int, warned: bool) -> None:
+def test_a_cooldown_that_begins_in_the_warm_up_is_told(cooldown: int, warned: bool, schedule: str) -> None:
     """The rates stay open_clip's; a run by epochs has its length only here."""
-    optim = OptimConfig(warmup=60, schedule=Schedule["const-cooldown"], cooldown=cooldown)
+    optim = OptimConfig(warmup=60, schedule=Schedule[schedule], cooldown=cooldown)
     lines = [*describe_schedule(TrainConfig(optim=optim), RunSchedule(0, 100, 8, 1, 1, 1, 1), None, None)]
     assert any(f"{cooldown} of optim.cooldown are more than 100" in line for line in lines) == warned
 

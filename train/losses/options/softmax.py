@@ -126,6 +126,13 @@ OBJECTIVES = [
         candidates=CandidateSet.negatives,
         partition=Partition.mean,
     ),
+    preset(
+        "dcl",
+        SoftmaxOptions,
+        "Decoupled contrastive loss: CLIP without the positives in the sums; it may be below 0 (Yeh et al. 2022).",
+        learnable=described(False, "the loss has no lower bound in τ once every positive has the highest score"),
+        candidates=CandidateSet.negatives,
+    ),
     preset("one_sided_dpm", OneSidedDPMOptions, **DPM),
     preset(
         "info_nce",

@@ -138,6 +138,7 @@ DENSE: dict[str, Formula] = {
     "symmetric_dpm": lambda x, y, o: 2 * o.tau * CODE.softmax.clip(x, y, o.tau),
     "clip": lambda x, y, o: CODE.softmax.clip(x, y, o.tau),
     "gcl": gcl,
+    "dcl": lambda x, y, o: gcl(x, y, o) / (2 * o.tau) + math.log(B - 1),
     "one_sided_dpm": lambda x, y, o: CODE.softmax.one_sided_dpm(x, y, o.tau, LOG_Q),
     "info_nce": info_nce,
     "simclr": lambda x, y, o: CODE.softmax.simclr(x, y, o.tau),
@@ -241,7 +242,7 @@ def independent(name: str, objective: Any, x: Tensor, y: Tensor) -> Tensor:
     return reference_loss(x, y, objective.logit_scale, **options)
 
 
-@pytest.mark.parametrize("name", ["symmetric_dpm", "clip", "gcl", "info_nce", "dpr", "coce", "siglip", "nce"])
+@pytest.mark.parametrize("name", ["symmetric_dpm", "clip", "gcl", "dcl", "info_nce", "dpr", "coce", "siglip", "nce"])
 def test_a_dense_formula_is_an_independent_reading(name: str) -> None:
     objective, x, y = in_float64(name, {}), numbers(B, D, seed=1), numbers(B, D, seed=2)
     close(dense(name, x, y, known(objective)), independent(name, objective, x, y), 1e-10)

@@ -48,6 +48,15 @@ def test_one_side_and_the_scale_of_clip() -> None:
     same_gradients(build("symmetric_dpm", **gcl)(x, y).loss, build("gcl")(x, y).loss, (x, y))
 
 
+def test_dcl_is_clip_without_the_positives_in_the_sums() -> None:
+    x, y = embeddings(40, 8)
+    logits = F.normalize(x, dim=1) @ F.normalize(y, dim=1).T / 0.3
+    off = logits.masked_fill(torch.eye(40, dtype=torch.bool), -math.inf)
+    want = ((off.logsumexp(1) + off.logsumexp(0)) / 2 - logits.diagonal()).mean()
+    same_gradients(build("dcl", temperature=0.3)(x, y).loss, want, (x, y))
+    assert build("dcl")(x, x.detach()).loss < 0 < build("clip")(x, x.detach()).loss  # no bound: the temperature stays
+
+
 def test_gcl_is_log_mean_exp() -> None:
     scores, tau = random_scores(), 0.5
     off = ~torch.eye(6, dtype=torch.bool)

@@ -88,7 +88,7 @@ NO_BOUND: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("clip", {"candidates": "negatives"}, {}),
     ("clip", {"duplicates": "mask"}, {"y_keys": Y_KEYS}),
     ("clip", {"duplicates": "positive"}, {"y_keys": Y_KEYS}),
-    ("gcl", {}, {}),
+    *((name, {}, {}) for name in ("gcl", "dcl")),
     ("clip", {}, {"excluded": torch.tensor([[0, 1]])}),
     ("dpr", {}, {"negatives": torch.ones(9, 1, 5, dtype=torch.float64)}),
     ("listwise_ce", {}, {"positives": torch.tensor([[i, i] for i in range(9)])}),

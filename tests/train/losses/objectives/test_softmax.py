@@ -169,6 +169,7 @@ PAPERS: dict[str, dict[str, Any]] = {  # the entries as the papers have them
     "symmetric_dpm": {"tau_scaled": True, "directions": "sum"},
     "clip": {"directions": "mean"},
     "gcl": {"tau_scaled": True, "directions": "sum", "candidates": "negatives", "partition": "mean"},
+    "dcl": {"directions": "mean", "candidates": "negatives"},
     "one_sided_dpm": {"tau_scaled": True, "directions": "x"},
     "info_nce": {"directions": "x"},
     "dpr": {"similarity": "dot", "directions": "x"},
@@ -190,8 +191,7 @@ def test_entries_are_what_the_papers_say(entry: str, name: str) -> None:
     close(loss, want, 1e-6)  # the temperature is a float32 number
     for got, expected in zip(*(torch.autograd.grad(v, made.inputs) for v in (loss, want)), strict=True):
         close(got, expected, 1e-6)
-    learns = entry in ("clip", "info_nce")
-    assert all(p.requires_grad == learns for p in objective.parameters())
+    assert all(p.requires_grad == (entry in ("clip", "info_nce")) for p in objective.parameters())
 
 
 @pytest.mark.parametrize("rho", [0.1, 2.0])
