@@ -1,7 +1,8 @@
 """The seconds that each test file takes, in tests/durations.md, and what is chosen by them.
 
 Processes take the files in that order, the longest first, so that none waits at the end. `bash launch/test.sh --fast`
-runs changed and new test files, those of changed folders, then the files with the least seconds a test, as many as SHARE has room for.
+runs changed and new test files, those of changed folders, then the files with the least seconds a test, as many as
+SHARE has room for.
 `bash launch/test.sh --durations` runs everything and writes the table; what stands in its last column stays.
 """
 
@@ -81,9 +82,8 @@ def changed_paths() -> list[str]:
 
     (head,), base = git("rev-parse HEAD"), git("merge-base HEAD main")
     before = "HEAD~1" if base in ([], [head]) else base[0]
-    return git("diff --name-only HEAD") + git("ls-files --others --exclude-standard") or git(
-        f"diff --name-only {before}"
-    )
+    unsaved = git("diff --name-only HEAD") + git("ls-files --others --exclude-standard")
+    return unsaved or git(f"diff --name-only {before}")
 
 
 if __name__ == "__main__":
