@@ -30,10 +30,12 @@ from helpers.cli import ROOT
 E = TypeVar("E", bound=BaseException)
 TABLE = ROOT / "tests" / "messages.txt"
 MET = "DYAD_MESSAGES_MET"  # a file: messages that the table lacks are added to it, instead of failing
-# absolute paths; numbers of a process and of an OSError; numbers with a fraction or of four digits; digests
+# absolute paths; numbers of a process and of an OSError; numbers with a fraction or of four digits; digests; lists of
+# choices and of formats, which grow
 VARIES = re.compile(
     r"""(?<![\w.])/[^\s'"`,;:)\]]+ | (?<=process\ )\d+ | (?<=Errno\ )\d+ |
-    (?<![\w.])\d+(?:\.\d+|\d{3})[\d.]*(?!\w) | \b[0-9a-f]{12,}\b""",
+    (?<![\w.])\d+(?:\.\d+|\d{3})[\d.]*(?!\w) | \b[0-9a-f]{12,}\b |
+    (?<=Choices:\ )[^.]+ | (?<=must\ be\ one\ of\ )[^.]+ | (?<=Known\ are\ ).+?(?=;\ others\ by)""",
     re.VERBOSE,
 )
 
