@@ -22,7 +22,10 @@ def sequence_files(value: Any, config: DataConfig, key: str = "data.train") -> l
     if config.items is ItemKind.frames:
         return frame_files(value, key)
     if config.items is ItemKind.pictures and config.sequence.items is None:
-        raise ConfigError("data.sequence.items is missing: shards with an image of each item, whose key is the id")
+        raise ConfigError(
+            "data.sequence.items is missing: shards with an image of each item, whose key is the id. If items are ids "
+            "alone, set data=log; if texts, data.items=texts"
+        )
     files = log_files(value, key)
     for file in files:
         check_columns(open_table(file), config.sequence)
