@@ -113,7 +113,7 @@ def _log(source: str, options: SequencesOptions, tally: Tally) -> Log:
     if options.user_of is None:
         config = SequenceConfig(options.user, options.item, options.time)
         # a log that is rewritten may have any name; of a folder not all files are logs
-        files = log_files(source, "INPUT", LOGS if os.path.isdir(source) else ("",))
+        files = log_files(source, "INPUT", LOGS if os.path.isdir(local_path(source)) else ("",))
         opened = partial(open_table, names=options.columns)
         for file in files:
             if file.endswith(ARCHIVES):

@@ -174,6 +174,15 @@ def test_compressed_logs(suffix: str, log: Path, tmp_path: Path) -> None:
             build(tmp_path / file, tmp_path / "damaged", *KEYS)
 
 
+def test_of_a_folder_only_tables_are_logs(log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    parts = build(log, tmp_path / "out", *KEYS)
+    (tmp_path / "logs").mkdir()
+    log.rename(tmp_path / "logs/log.csv")
+    (tmp_path / "logs/README.md").write_text("A log.")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert build(Path("~/logs"), tmp_path / "of folder", *KEYS) == parts
+
+
 def test_an_archive_is_no_log(tmp_path: Path) -> None:
     (tmp_path / "ml-100k.zip").write_bytes(b"PK\3\4")
     with raises(ConfigError, "INPUT=", "ml-100k.zip", "archive"):
