@@ -51,6 +51,7 @@ from dyad.train.step.schedule import describe_schedule
 from dyad.train.towers.libraries.sentence_transformers import describe_choices
 from dyad.train.tracking.logger import Logger, build_logger
 
+MUCH = 0.05  # a larger share of samples that an epoch leaves out gives a line
 MANY_WEIGHTS = 40_000_000  # more trained weights than this on a CPU give a warning; MiniLM has 23 million
 
 
@@ -125,6 +126,9 @@ class TrainingRun:
         elif self.source.weights:
             line += f", beginning with the weights of {self.source.weights}"
         yield line
+        if isinstance(order := self.components.data.order, Order) and order.left_out > MUCH:
+            rest = f"{order.left_out:.0%} of its {order.samples_per_epoch:,} samples"
+            yield f"an epoch leaves out {rest}, which fill no batch; each epoch leaves out others"
         written = written_sources(config.data.train, "data.train")
         if any(source.question_prefix is not None or source.passage_prefix is not None for source in written):
             yield "prefixes of sources: for training and mining; evaluation and exports take data.*.prefix"

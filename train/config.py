@@ -332,6 +332,11 @@ class TrainConfig:
         return ITEMS.get(self.task, self.data.items) is ItemKind.pictures
 
     @property
+    def unit(self) -> str:
+        """The word for what `global_batch_size` counts."""
+        return "sequences" if self.task is Task.sequence else "pairs"
+
+    @property
     def images_of_sample(self) -> int:
         """The images of a training sample: one or, with task=views, two views of it, and its hard negative images.
 

@@ -10,9 +10,11 @@ options. The command also writes log q of each item of the training part, by whi
 
 import hashlib
 import json
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -27,9 +29,10 @@ from dyad.data.log_weights import LOG_Q, LogWeights, write_log_weights
 from dyad.data.question_passage.corpus import open_corpus
 from dyad.data.question_passage.judgements import judgements
 from dyad.data.sequence.items import item_keys
-from dyad.data.sequence.log import Log, log_files, log_of, read_log
+from dyad.data.sequence.log import LOGS, Log, check_columns, log_files, log_of, read_log
 from dyad.data.shards.content_keys import Int64s
 from dyad.data.shards.sources import local_path
+from dyad.data.tables.readers import open_table
 
 PARTS = ("train", "val", "test")
 TRAIN = "python -m train task=sequence data=log model=next_item"
@@ -37,6 +40,7 @@ TRAIN = "python -m train task=sequence data=log model=next_item"
 SETTINGS = ["objective=info_nce", "objective.duplicates=mask", "optim.lr=3e-3", "global_batch_size=64", "epochs=20"]
 WEIGHTS = "log_q.safetensors"
 TIED = 0.01  # share of equal times from which on a warning is printed
+ARCHIVES = (".zip", ".tar", ".tar.gz", ".tgz", ".7z")
 BLOCK = 1 << 16  # events that are written at a time
 
 
@@ -84,6 +88,8 @@ def run(arguments: Sequence[str], options: SequencesOptions) -> None:
         _write_log_q(folder / WEIGHTS, log.items, trained_n)
     if tally.skipped:
         print_line(str(tally))
+    if blank := sum(name != name.strip() for name in (*log.users, *log.items)):
+        print_line(f"warning: {blank:,} ids of users or items have a blank at an end: without it they are other ids")
     if repeated := int((~first_e).sum()):
         print_line(f"{repeated:,} rows repeat an event (same user, item and time) and are left out")
     if (tied := _tied(events)) >= TIED:
@@ -102,11 +108,18 @@ def _log(source: str, options: SequencesOptions, tally: Tally) -> Log:
     """Return the events of a log, or with options.user_of those of a corpus or of a BEIR folder's judgements.
 
     The latter have their position as time. tally: gets the bad rows of a log. Raises ConfigError for a source that is
-    none of these, DataError for damaged data and for an id that options.user_of does not match.
+    none of these, and for an archive; DataError for damaged data and for an id that options.user_of does not match.
     """
     if options.user_of is None:
         config = SequenceConfig(options.user, options.item, options.time)
-        return read_log(log_files(source, "INPUT"), config, on_bad=tally.bad)
+        # a log that is rewritten may have any name; of a folder not all files are logs
+        files = log_files(source, "INPUT", LOGS if os.path.isdir(local_path(source)) else ("",))
+        opened = partial(open_table, names=options.columns)
+        for file in files:
+            if file.endswith(ARCHIVES):
+                raise ConfigError(f"INPUT={file}: is an archive. Unpack it, and name the file of events in it")
+            check_columns(opened(file), config, section="")
+        return read_log(files, config, on_bad=tally.bad, opened=opened)
     named = enumerate(_id_pairs(local_path(source)))
     return log_of(
         (group_of(name, options.user_of, "user_of", source), item, float(number), 0) for number, (name, item) in named

@@ -104,7 +104,8 @@ negatives nq-train.qa.csv out=nq.jsonl corpus=psgs_w100.tsv
 negatives questions.jsonl out=train.jsonl corpus=corpus.jsonl answers=answer depth=50 negatives=10
 negatives beir/scifact/ out=train.jsonl passages=ids
 sequences clicks.csv out=log
-sequences ratings.csv out=log user=user_id item=movie_id time=timestamp
+sequences ratings.csv.gz out=log user=user_id item=movie_id time=timestamp
+sequences ratings.dat out=log columns=[user,item,rating,time]
 sequences clicks.parquet out=log split=time val=0.05 test=0.05
 sequences corpus.jsonl out=chapters 'user_of=(.*)[.][0-9]+' split=user
 sequences beir/scifact/ out=cited 'user_of=(.*)'

@@ -210,17 +210,22 @@ class SequencesOptions:
     user: str = config_option(SequenceConfig, "user")
     item: str = config_option(SequenceConfig, "item")
     time: str | None = config_option(SequenceConfig, "time")
+    columns: list[str] = described(
+        [], "names of all columns of a file whose first line is an event, e.g. [user,item,rating,time]"
+    )
     user_of: str | None = described(
         None, "INPUT is a corpus, or a BEIR folder: regular expression of its ids, whose group is the user"
     )
     split: LogSplit = described(LogSplit.last, "last: the last event of a user is for the test; time; or whole users")
     val: float = described(0.1, "split=time and user: share for validation", above=0, below=1)
     test: float = described(0.1, "split=time and user: share for the test", above=0, below=1)
-    least: int = described(3, "users with fewer events are left out", least=3)
+    least: int = described(3, "users with fewer events are left out; of split=last at least 3", least=2)
     on_error: OnError = described(OnError.stop, "a bad row: stop, or skip it and count")
 
     def __post_init__(self) -> None:
         check_shares(self.val, self.test)
+        if self.split is LogSplit.last and self.least < 3:
+            raise ConfigError(f"split=last least={self.least}: a user needs an event in each part. Set least=3 or more")
         if self.user_of is not None:
             check_group("user_of", self.user_of)
 

@@ -64,6 +64,12 @@ class Order:
         self._chunk = CHUNK if shuffle == "window" else 1
         self._window = min(self._used, max(WINDOW, 4 * global_batch_size) if shuffle == "window" else self._used)
 
+    @property
+    def left_out(self) -> float:
+        """The share of its samples that an epoch leaves out, since they fill no whole global batch; below 0 if samples
+        come several times."""
+        return 1 - self.steps_per_epoch * self.global_batch_size / self.samples_per_epoch
+
     def ids(self, step: int) -> Ids:
         """Return the sample ids of the global batch of optimiser step `step`: (G,) int64, sorted.
 

@@ -79,7 +79,8 @@ class Sequences:
     def notes(self) -> list[str]:
         """Return a list with one line for the log: the numbers of steps, sequences, items and samples."""
         items = f", {len(self.items.names):,} items" if len(self.items.names) else ""
-        steps, longest = f"{self.pairs:,} steps of {len(self.log.users):,} sequences{items}", self.windows.sizes.max()
+        steps = f"{self.pairs:,} steps of {len(self.log.users):,} sequences{items}"
+        longest = self.windows.sizes.max(initial=0)
         return [f"{steps}: {len(self.windows):,} samples of at most {longest} steps"]
 
     def where(self, sample_id: int) -> str:

@@ -8,6 +8,7 @@ from dyad.data.base.errors import ConfigError
 from dyad.data.config import DataConfig, ItemKind
 from dyad.data.sequence.frames import frame_files
 from dyad.data.sequence.log import check_columns, log_files
+from dyad.data.tables.readers import open_table
 
 
 def sequence_files(value: Any, config: DataConfig, key: str = "data.train") -> list[str]:
@@ -21,10 +22,13 @@ def sequence_files(value: Any, config: DataConfig, key: str = "data.train") -> l
     if config.items is ItemKind.frames:
         return frame_files(value, key)
     if config.items is ItemKind.pictures and config.sequence.items is None:
-        raise ConfigError("data.sequence.items is missing: shards with an image of each item, whose key is the id")
+        raise ConfigError(
+            "data.sequence.items is missing: shards with an image of each item, whose key is the id. If items are ids "
+            "alone, set data=log; if texts, data.items=texts"
+        )
     files = log_files(value, key)
     for file in files:
-        check_columns(file, config.sequence)
+        check_columns(open_table(file), config.sequence)
     return files
 
 

@@ -24,8 +24,9 @@ from dyad.data.shards.content_keys import Int64s
 from dyad.data.shards.manifest import FileEntry
 from dyad.data.shards.sources import unweighted_files
 from dyad.data.shards.storage import scheme_of, sha256_of
-from dyad.data.tables.readers import OPENERS, open_table
+from dyad.data.tables.readers import OPENERS, Table, open_table
 
+EXACT = 1 << 53  # from here on, floats are no longer all whole numbers
 LOGS = tuple(OPENERS)  # suffixes of log files
 
 
@@ -56,10 +57,13 @@ class Log:
         return digest.hexdigest()
 
 
-def log_files(value: Any, key: str = "data.train") -> list[str]:
+def log_files(value: Any, key: str = "data.train", suffixes: Sequence[str] = LOGS) -> list[str]:
     """Return the paths of the tables that `value` names, in the syntax of data.train. key: the configuration key of
-    `value`, for messages. Raises ConfigError if there is none, for a sampling weight (path@2), and for a URL."""
-    files = unweighted_files(value, key, LOGS, "the sequences of a log have no weights. Leave @ out")
+    `value`, for messages. suffixes: the ends of names of files that are logs.
+
+    Raises ConfigError if there is none, for a sampling weight (path@2), and for a URL.
+    """
+    files = unweighted_files(value, key, suffixes, "the sequences of a log have no weights. Leave @ out")
     if remote := next(filter(scheme_of, files), None):
         raise ConfigError(f"{key}={remote}: a log is read from a file of this machine. Download it first")
     return files
@@ -75,14 +79,16 @@ def read_log(
     config: SequenceConfig,
     known: Sequence[str] = (),
     on_bad: Callable[[str, BadRow], None] = refuse,
+    opened: Callable[[str], Table] = open_table,
 ) -> Log:
     """Read the events in the tables at `paths`. known: ids of items that get the first numbers 0, 1, …, even if no
     event has them; other items get the next numbers in the order of first appearance. on_bad(location, error): called
-    for each row without a valid value in a column that `config` names; if it returns, the row is left out.
+    for each row without a valid value in a column that `config` names; if it returns, the row is left out. opened:
+    opens the table at a path.
 
     Raises ConfigError for a table without these columns; DataError if a table cannot be read or there is no event.
     """
-    rows = ((file, row) for file, path in enumerate(paths) for row in _events(path, config, on_bad))
+    rows = ((file, row) for file, path in enumerate(paths) for row in _events(opened(path), config, on_bad))
     events = (
         (user, item, float(number) if config.time is None else time, file)
         for number, (file, (user, item, time)) in enumerate(rows)
@@ -111,35 +117,40 @@ def log_of(
     return Log(item_e, file_e, time_e, starts, [*users], [*items], files)
 
 
-def check_columns(path: str, config: SequenceConfig) -> None:
-    """Raise ConfigError if the table at `path` lacks a column that `config` names. `config.time` may be None; then no
-    time is needed."""
-    columns = open_table(path).columns
+def check_columns(table: Table, config: SequenceConfig, section: str = "data.sequence.") -> None:
+    """Raise ConfigError if `table` lacks a column that `config` names. `config.time` may be None; then no time is
+    needed. section: what the keys of `config` begin with, for the message."""
+    columns = table.columns
     for name in ("user", "item", "time"):
         if (column := getattr(config, name)) is not None and column not in columns:
-            way_out = ", or data.sequence.time=null: the rows are in order" if name == "time" else ""
+            way_out = f", or {section}time=null: the rows are in order" if name == "time" else ""
             raise ConfigError(
-                f"data.sequence.{name}={column}: {path} has no such column.{nearest(column, columns)} It has "
-                f"{', '.join(columns[:10]) or 'no rows'}. Set data.sequence.{name}=COLUMN{way_out}"
+                f"{section}{name}={column}: {table.path} has no such column.{nearest(column, columns)} It has "
+                f"{', '.join(columns[:10]) or 'no rows'}. Set {section}{name}=COLUMN{way_out}. If the first line is an "
+                "event, name the columns: python -m data sequences FILE columns=[user,item,time]"
             )
 
 
 def _events(
-    path: str, config: SequenceConfig, on_bad: Callable[[str, BadRow], None]
+    table: Table, config: SequenceConfig, on_bad: Callable[[str, BadRow], None]
 ) -> Iterator[tuple[str, str, float]]:
-    """Yield (user, item, time) of each row of the table at `path`; the time is 0 if config.time is None. Raises
+    """Yield (user, item, time) of each row of `table`; the time is 0 if config.time is None. Raises
     ConfigError if the table lacks a column. on_bad: as of `read_log`."""
-    check_columns(path, config)
-    for where, row in open_table(path).rows():
+    check_columns(table, config)
+    for where, row in table.rows():
         try:
             row = sound(row)
             time = 0.0 if config.time is None else _time(row.get(config.time), config.time)
             yield _id(row.get(config.user), config.user), _id(row.get(config.item), config.item), time
         except BadRow as bad:
-            on_bad(f"{path}: {where}", bad)
+            on_bad(f"{table.path}: {where}", bad)
 
 
 def _id(value: Any, column: str) -> str:
+    """Return the id in a cell as text. A whole number is written without a fraction also if it is a float, as a column
+    of Parquet is that lacks a value in some row. Raises BadRow for any other value."""
+    if isinstance(value, float) and value.is_integer() and abs(value) < EXACT:
+        value = int(value)
     if isinstance(value, bool) or not isinstance(value, str | int) or not str(value).strip() or "\n" in str(value):
         raise BadRow("no id", f"{column} is {value!r:.80}")
     if SURROGATE.search(str(value)):  # from a CSV that is not UTF-8, or from an escape in JSON

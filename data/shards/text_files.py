@@ -1,18 +1,19 @@
 """Open text files (JSON, JSON-lines, tables, judgements), local or remote. All readers of text use this module.
 
 The text must be UTF-8. A byte-order mark at the start is skipped. A file in another encoding, as spreadsheets save, is
-refused with an error that names the command to convert it.
+refused with an error that names the command to convert it. A file with a suffix of CODECS is unpacked while it is read.
 """
 
 import codecs
 import shlex
-from io import BufferedReader
+from io import BufferedReader, RawIOBase
 from typing import Any
 
-from dyad.data.base.errors import DataError
-from dyad.data.shards.storage import open_buffered, shard_name
+from dyad.data.base.errors import DataError, first_line
+from dyad.data.shards.storage import open_buffered, shard_name, suffix_of
 
 BUFFER = 1 << 20  # bytes of the buffer; the encoding is judged by so many bytes at the start of the file
+CODECS = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd"}  # suffix of a compressed file → name of its codec in Arrow
 MARKS = {  # UTF-32 first: its little-endian mark begins with the mark of UTF-16
     codecs.BOM_UTF32_LE: "UTF-32",
     codecs.BOM_UTF32_BE: "UTF-32",
@@ -21,19 +22,43 @@ MARKS = {  # UTF-32 first: its little-endian mark begins with the mark of UTF-16
 }
 
 
-def open_text(path: str) -> BufferedReader:
+def open_text(path: str) -> "BufferedReader[Any]":
     """Open a file of text, local or a URL, as a stream of bytes without the byte-order mark; the caller closes it.
 
     Raises ConfigError when it does not exist, DataError when it cannot be opened or its start looks like another
     encoding than UTF-8. Single damaged bytes are left to the reader.
     """
-    stream = open_buffered(path)
+    stream: BufferedReader[Any] = open_buffered(path)
+    if codec := CODECS.get(suffix_of(path)):
+        stream = BufferedReader(_Unpacked(stream, codec, path), BUFFER)
     try:
         skip_mark(stream, path)
     except DataError:
         stream.close()
         raise
     return stream
+
+
+class _Unpacked(RawIOBase):
+    """The unpacked content of a compressed stream. Reading raises DataError, naming `path`, if it is damaged or cut."""
+
+    def __init__(self, packed: BufferedReader, codec: str, path: str) -> None:
+        import pyarrow as pa
+
+        self._packed, self._path, self._unpacked = packed, path, pa.CompressedInputStream(packed, codec)
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        try:
+            return self._unpacked.readinto(buffer)
+        except OSError as error:
+            raise DataError(f"{self._path} cannot be unpacked: {first_line(error)}") from error
+
+    def close(self) -> None:
+        self._packed.close()
+        super().close()
 
 
 def decoded(content: bytes) -> str:

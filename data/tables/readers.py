@@ -16,11 +16,12 @@ from dyad.data.base.json_text import parse_json
 from dyad.data.shards.scan_rows import ID_TRIPLES, header
 from dyad.data.shards.scan_tar import MAX_BYTES
 from dyad.data.shards.storage import open_buffered, shard_name, suffix_of
-from dyad.data.shards.text_files import open_text
+from dyad.data.shards.text_files import CODECS, open_text
 from dyad.data.tables.coco import caption_rows, split_of
 
 COLUMNAR = (".parquet", ".arrow", ".feather")
-SEPARATORS = "\t,;|"
+SEPARATORS = ("\t", ",", ";", "|", "::")  # of a line with the names of columns, which may have blanks
+ALIEN = "\x1f"  # replaces a separator of two characters, which the module csv does not take
 HEAD = 20  # number of first rows by which the content of a table is recognised
 TRIPLES = ("query_id", "query_text", "positive_document_ids", "negative_document_ids")  # columns of triples of ids
 MOST_OF_COCO = 1 << 26  # most commas and opening brackets of a .json file: a million captions have some millions
@@ -53,20 +54,30 @@ class Table:
         return _head(self.rows)
 
 
-def open_table(path: str) -> Table:
-    """Open the table in the file (or URL) `path`, whose suffix must be one of OPENERS, or a split of a file that
-    `split_of` knows.
+def open_table(path: str, names: Sequence[str] = ()) -> Table:
+    """Open the table in the file (or URL) `path`, or a split of a file that `split_of` knows.
+
+    Its suffix, or the one before that of a compressed file, says how it is read; of another suffix than those of
+    OPENERS as CSV. names: the columns of a file of text whose first line is a row and does not name them; all of them,
+    in order.
 
     Raises DataError for a table that cannot be read or has two columns of one name; ConfigError for a missing file or
-    storage driver, and for triples of ids without a file of questions.
+    storage driver, for triples of ids without a file of questions, and for another number of `names` than of cells.
     """
     file, split = split_of(path)
-    columns, rows = _json(file, split) if split else OPENERS[suffix_of(path)](path)
+    opener = partial(_unnamed, names=names) if names else OPENERS.get(_kind(path), _csv)
+    columns, rows = _json(file, split) if split else opener(path)
     if twice := next((name for name, count in Counter(columns).items() if name and count > 1), None):
         raise DataError(f"{path}: several columns are named {twice!r:.80}: which one is meant? Rename the others")
     folder = None if "://" in path else os.path.dirname(path)
     queries = [_queries_beside(path)] if columns is TRIPLES else []
     return Table(path, columns, rows, folder, lambda: [file, *queries])
+
+
+def _kind(path: str) -> str:
+    """Return the suffix of a table's name, of a compressed table the one before .gz, .bz2 or .zst."""
+    suffix = suffix_of(path)
+    return suffix_of(path.removesuffix(suffix)) if suffix in CODECS else suffix
 
 
 Opened = tuple[Sequence[str], Callable[[], TableRows]]  # names of the columns; a function that yields the rows
@@ -85,11 +96,25 @@ def _csv(path: str) -> Opened:
     separator, columns = max(found.items(), key=lambda item: len(item[1]))
     if not columns:
         raise DataError(f"{path} has no rows.")
-    return columns, lambda: _csv_rows(path, separator, columns)
+    return columns, lambda: _csv_rows(path, separator, columns, 1)
 
 
-def _csv_rows(path: str, separator: str, columns: Sequence[str]) -> TableRows:
-    for number, (line, row) in enumerate(islice(_csv_cells(path, separator), 1, None), start=1):
+def _unnamed(path: str, names: Sequence[str]) -> Opened:
+    """Open a CSV whose first line is a row. Its separator, which may also be a blank, is one that splits this line into
+    as many cells as there are `names`. Raises ConfigError if none does."""
+    first = {separator: next(_csv_cells(path, separator), (0, []))[1] for separator in (*SEPARATORS, " ")}
+    found = {separator: row for separator, row in first.items() if isinstance(row, list)}
+    separator = next((separator for separator, row in found.items() if len(row) == len(names)), None)
+    if separator is None:
+        raise ConfigError(
+            f"columns=[{','.join(names)}]: the first line of {path} has not {len(names)} cells, but "
+            f"{max(found.values(), key=len, default=[])!s:.80}. Name all of them, in their order"
+        )
+    return names, lambda: _csv_rows(path, separator, names, 0)
+
+
+def _csv_rows(path: str, separator: str, columns: Sequence[str], start: int) -> TableRows:
+    for number, (line, row) in enumerate(islice(_csv_cells(path, separator), start, None), start=1):
         if isinstance(row, list):  # missing cells at the end are reported only where they are needed
             row = BadRow("too many columns") if len(row) > len(columns) else dict(zip(columns, row, strict=False))
         yield f"row {number} (line {line})", row
@@ -102,14 +127,15 @@ def _csv_cells(path: str, separator: str) -> Iterator[tuple[int, list[str] | Bad
     Raises DataError for a row with an open quote, because it is then unknown where the next row begins.
     """
     row: list[str] = []  # the lines of the current row, so far
+    delimiter = separator if len(separator) == 1 else ALIEN
 
     def lines(file: Iterable[str]) -> Iterator[str]:
         for line in file:
             row.append(line)
-            yield line
+            yield line.replace(separator, delimiter)
 
     with TextIOWrapper(open_text(path), newline="", encoding="utf-8", errors="surrogateescape") as file:
-        reader = csv.reader(lines(file), delimiter=separator, strict=True)
+        reader = csv.reader(lines(file), delimiter=delimiter, strict=True)
         while True:
             row.clear()
             try:

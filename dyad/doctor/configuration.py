@@ -32,9 +32,8 @@ from dyad.data.question_passage.formats import query_of, record_of
 from dyad.data.question_passage.judgements import queries_of
 from dyad.data.question_passage.negatives import no_negatives_message
 from dyad.data.question_passage.text_views import text_of
-from dyad.data.sequence.dataset import NEXT, OWN
+from dyad.data.sequence.dataset import NEXT, OWN, Sequences
 from dyad.data.sequence.open import input_size, open_sequences
-from dyad.data.sequence.windows import windows_of
 from dyad.data.shards.index import has_index, scan_stream, stored_index
 from dyad.data.shards.rows import Rows
 from dyad.data.shards.scan_tar import Problem, Scan
@@ -89,7 +88,7 @@ def run(arguments: Sequence[str], config: TrainConfig) -> Iterator[Finding]:
     if is_finished(config):
         state = "is finished: the same command does nothing"
     length = f"{config.steps} steps" if config.steps else f"{config.epochs:g} epochs"
-    yield ok("run", f"{folder} {state}; {length} of {config.global_batch_size} pairs")
+    yield ok("run", f"{folder} {state}; {length} of {config.global_batch_size} {config.unit}")
 
 
 # Data -----------------------------------------------------------------------------------------------------------------
@@ -126,12 +125,11 @@ def _sequences(config: TrainConfig) -> Iterator[Finding]:
     or columns are missing; DataError if an event lacks a valid value, if an item that an event names is missing, or if
     there are fewer samples than global_batch_size.
     """
-    log, _ = open_sequences(config.data, SimpleNamespace(tokenize=None, image=None))
+    log, items = open_sequences(config.data, SimpleNamespace(tokenize=None, image=None))
     ahead = OWN if "lengths" in config.objective.takes else NEXT
-    windows = windows_of(log.starts, config.data.sequence.length, ahead)
-    items = f", {len(log.items):,} items" if log.items else ""
-    found = f"{len(log.item_e):,} steps of {len(log.users):,} sequences{items}: {len(windows):,} samples"
-    if len(windows) < config.global_batch_size:
+    sequences = Sequences(log, items, config.data.sequence.length, ahead)
+    (found,) = sequences.notes()
+    if len(sequences.windows) < config.global_batch_size:
         raise DataError(f"{log.files[0].name}: {found}, fewer than global_batch_size={config.global_batch_size}")
     yield ok("data", f"{', '.join(file.name for file in log.files[:3])}: {found}")
 

@@ -31,6 +31,8 @@ class Check:
     fails_above: float = inf
 
 
+RIGHT_PAIRS = "Are pairs right, and do keys as data.captions, data.columns, data.sequence.time name the right fields?"
+
 # Condition of a problem, "<number> > <limit>" or "<number> < <limit>" → the texts of the check
 CHECKS = {
     "loss_is_flat > 0": Check(
@@ -50,8 +52,7 @@ CHECKS = {
     "above_guess < 0.1": Check(
         "The loss is that of guessing",
         "log K minus the loss is {mi_bound:.2f} nats, log K = {log_k:.2f}. Of a guess among the K candidates it is 0.",
-        "Are pairs right and keys those of the data (data.image_key, data.captions)? Then a lower optim.lr with "
-        "optim.warmup=0.1",
+        f"{RIGHT_PAIRS} Then a lower optim.lr with optim.warmup=0.1",
         fails_above=-inf,
     ),
     "skipped_share > 0": Check(
@@ -132,7 +133,7 @@ CHECKS = {
     "waiting_share > 0.2": Check(
         "Waiting for data",
         "{waiting_share:.0%} of the time went by waiting for the loader.",
-        "More data.workers; shards on a local disk; images packed at the size they are used",
+        "More data.workers; data on a local disk; if they are images, packed at the size they are used",
         fine=("Data come fast enough", "{waiting_share:.1%} of the time went by waiting for them."),
         fails_above=0.5,
     ),
@@ -144,7 +145,7 @@ CHECKS = {
     "no_better_than_chance > 0": Check(
         "{dataset}: no better than chance",
         "{evidence}.",
-        "Are pairs right and keys those of the data (data.image_key, data.captions)? Then optim.lr and more steps",
+        f"{RIGHT_PAIRS} Then optim.lr and more steps",
         fine=("{dataset}: better than chance", "{evidence}."),
         fails_above=0,
     ),

@@ -106,6 +106,7 @@ def render(run: RunFolder) -> str:
         path=shlex.quote(public_path(str(run.path))),
         run=run,
         seconds=_trained_seconds(run),
+        unit=_unit(run.options),
         facts=_facts(run),
         glance=glance,
         more=max(0, len(results) - FIRST),
@@ -212,16 +213,21 @@ def _notices(run: RunFolder) -> list[Notice]:
 # ---- what was trained ------------------------------------------------------------------------------------------------
 
 
+def _unit(options: Mapping[str, Any]) -> str:
+    """Return the word for what global_batch_size counts."""
+    return "sequences" if options.get("task") == "sequence" else "pairs"
+
+
 def _facts(run: RunFolder) -> dict[str, str]:
     """Return the entries of the list "What was trained" in the HTML report, such as "seed" → "0".
 
     Entries with an empty text are left out.
     """
-    options, history = run.options, run.history
+    options, history, unit = run.options, run.history, _unit(run.options)
     changed = by_section({key: value for key, value in _unusual(options).items() if not key.startswith("model.")})
     seconds, size = _trained_seconds(run), finite(options.get("global_batch_size")) or 0
     timed_steps = max(history.get("train/batch_time", {}), default=0)
-    speed = f", {timed_steps * size / seconds:,.0f} pairs a second" if seconds and size else ""
+    speed = f", {timed_steps * size / seconds:,.0f} {unit} a second" if seconds and size else ""
     rate, rate_of_each = (last_value(history, f"train/samples_per_second{of}") for of in ("", "_per_device"))
     steps, total, best = f"{run.step:,}", run.state.get("total_steps"), run.state.get("best")
     after = f", {run.state.get(SINCE_BEST)} evaluations after the best" if best else ""
@@ -239,7 +245,7 @@ def _facts(run: RunFolder) -> dict[str, str]:
         "began with": public_path(joined(options.get("init_from"))),
         "steps": steps if total is None else f"{steps} of {total:,}{early}",
         "best": f"step {best['step']:,}, {best['metric']} {best['value']:.4f}" if best else "",
-        "batch": f"{size:,.0f} pairs over all processes",
+        "batch": f"{size:,.0f} {unit} over all processes",
         "training": changed.get("training", ""),
         "optimiser": ": ".join(filter(None, (joined(options.get("optim.name") or "adamw"), changed.get("optim")))),
         "time": f"{duration(seconds)} in steps{speed}" if seconds else "",

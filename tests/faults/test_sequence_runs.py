@@ -106,6 +106,12 @@ def test_next_items_are_evaluated_beside_baselines(data: Path, jobs: Jobs, comma
     recommends_without_slow_imports(run, "i1")
 
 
+def test_what_an_epoch_leaves_out_is_said(data: Path, commands: Commands, tiny: Tiny) -> None:
+    for size, rest in ((29, True), (1, False)):
+        ended = commands.run(*tiny(keys(data, steps=1, objective="info_nce", global_batch_size=size)))
+        assert ended.code == 0 and ("an epoch leaves out" in ended.out) is rest, ended.out
+
+
 @pytest.mark.parametrize(
     "names", [pytest.param(FORMULAS, id="one of each formula"), pytest.param(NAMES, id="all", marks=pytest.mark.soak)]
 )
@@ -133,7 +139,7 @@ def test_what_does_not_fit_is_refused_before_a_folder_is_made(
 ) -> None:
     for own, words in [
         ({"data.sequence.item": "thing"}, ["data.sequence.item=thing", "COLUMN"]),
-        ({"data.items": "pictures"}, ["data.sequence.items is missing"]),
+        ({"data.items": "pictures"}, ["data.sequence.items is missing", "data=log", "data.items=texts"]),
         ({"model.context.embed_dim": 3, "objective": "clip"}, ["model.context.embed_dim", "objective=cpc"]),
         ({"data.batches": "by_source"}, ["data.batches=by_source"]),
         ({"data.mode": "stream"}, ["data.mode=stream"]),

@@ -50,6 +50,7 @@ DATA, EXPORT = of_command(*(verb.options for verb in VERBS)), of_command(ExportC
 COMMANDS = {
     "data/cli/test_counts.py": [(TRAINING,)],
     "data/cli": [(DATA,)],
+    "data/build": [(DATA,)],
     "data/tables": [(TRAINING, DATA), (EVAL, DATA)],
     "data/question_passage": [(TRAINING, DATA)],
     "eval/mine": [(MINE,)],

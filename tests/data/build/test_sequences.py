@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from helpers.documents import ROOT, blocks
 from helpers.messages import raises
@@ -18,6 +19,7 @@ from dyad.data.build.sequences import run
 from dyad.data.cli.main import VERBS, parse_verb
 from dyad.data.log_weights import read_log_weights
 from dyad.data.shards.content_keys import content_key
+from dyad.data.shards.text_files import CODECS
 from dyad.train.cli.compose import compose_config
 
 Parts = dict[str, list[tuple[str, str]]]  # part → user and item of each event
@@ -139,6 +141,68 @@ def test_equal_times_are_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert "warning: 50% of neighbouring events" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    ("file", "line", "words"),
+    [
+        ("ratings.dat", "{}::{}::5::{}", ["columns=[user,item,rating,time]"]),  # MovieLens 1M
+        ("u.data", "{}\t{}\t5\t{}", ["columns=[user,item,rating,time]"]),  # MovieLens 100K
+        ("log.csv", "{},{},{}", ["columns=[user,item,time]"]),
+        ("beauty.txt", "{} {}", ["columns=[user,item]", "time=null"]),  # SASRec
+        ("ml.inter", "{}\t{}\t{}", ["user=user_id:token", "item=item_id:token", "time=timestamp:float"]),  # RecBole
+    ],
+)
+def test_files_of_other_tools(file: str, line: str, words: list[str], tmp_path: Path) -> None:
+    events = [(f"{user}", f"{10 * user + step}", step) for user in range(3) for step in range(4)]
+    names = ["user_id:token\titem_id:token\ttimestamp:float"] if file.endswith(".inter") else []
+    (tmp_path / file).write_text("".join(f"{each}\n" for each in [*names, *(line.format(*e) for e in events)]))
+    parts = build(tmp_path / file, tmp_path / "out", *words)
+    assert [len(parts[part]) for part in ("train", "val", "test")] == [6, 3, 3]
+    assert parts["test"] == [("0", "3"), ("1", "13"), ("2", "23")]
+
+
+@pytest.mark.parametrize("suffix", CODECS)
+def test_compressed_logs(suffix: str, log: Path, tmp_path: Path) -> None:
+    parts = build(log, tmp_path / "plain", *KEYS)
+    for file in (f"log.csv{suffix}", f"log.dat{suffix}"):
+        with pa.CompressedOutputStream(str(tmp_path / file), CODECS[suffix]) as packed:
+            packed.write(log.read_bytes())
+        assert build(tmp_path / file, tmp_path / f"of {file}", *KEYS) == parts
+    whole = (tmp_path / file).read_bytes()
+    for damaged in (whole[: len(whole) // 2], b"no" + whole):
+        (tmp_path / file).write_bytes(damaged)
+        with raises(DataError, tmp_path / file, "unpacked"):
+            build(tmp_path / file, tmp_path / "damaged", *KEYS)
+
+
+def test_of_a_folder_only_tables_are_logs(log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    parts = build(log, tmp_path / "out", *KEYS)
+    (tmp_path / "logs").mkdir()
+    log.rename(tmp_path / "logs/log.csv")
+    (tmp_path / "logs/README.md").write_text("A log.")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert build(Path("~/logs"), tmp_path / "of folder", *KEYS) == parts
+
+
+def test_an_archive_is_no_log(tmp_path: Path) -> None:
+    (tmp_path / "ml-100k.zip").write_bytes(b"PK\3\4")
+    with raises(ConfigError, "INPUT=", "ml-100k.zip", "archive"):
+        build(tmp_path / "ml-100k.zip", tmp_path / "out")
+
+
+def test_users_with_two_events_are_kept_if_asked(log: Path, tmp_path: Path) -> None:
+    for split in ("time", "user"):
+        parts = build(log, tmp_path / split, *KEYS, f"split={split}", "least=2")
+        assert {user for found in parts.values() for user, _ in found} == {*SEQUENCES}
+
+
+def test_blanks_around_ids_are_said(log: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    build(log, tmp_path / "out", *KEYS)
+    assert "have a blank" not in capsys.readouterr().out
+    log.write_text(log.read_text().replace("u1,", "u1 ,").replace(",i3,", ", i3,"))
+    build(log, tmp_path / "blanks", *KEYS)
+    assert "2 ids of users or items have a blank" in capsys.readouterr().out
+
+
 def test_bad_rows_are_left_out_and_counted(log: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     parts = build(log, tmp_path / "sound", *KEYS)
     names, *rows = log.read_text().splitlines()
@@ -159,7 +223,10 @@ def test_bad_rows_are_left_out_and_counted(log: Path, tmp_path: Path, capsys: py
         (["val=0.6", "test=0.4"], ConfigError, ["val=0.6 test=0.4"]),
         (["least=99"], DataError, ["least=99"]),
         (["split=time", "val=0.0001"], ConfigError, ["split=time", "val"]),
-        (["item=thing"], ConfigError, ["data.sequence.item=thing"]),
+        (["item=thing"], ConfigError, ["item=thing", "Set item=COLUMN", "columns=["]),
+        (["least=2"], ConfigError, ["split=last least=2", "least=3"]),
+        (["columns=[who,when]"], ConfigError, ["columns=[who,when]", "log.csv", "2 cells", "'who', 'what', 'when'"]),
+        (["columns=[who,what,who]"], DataError, ["'who'"]),
     ],
 )
 def test_what_cannot_work_writes_nothing(

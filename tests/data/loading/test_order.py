@@ -27,6 +27,12 @@ def epoch_of(order: Order, epoch: int) -> np.ndarray:
     return np.concatenate([order.ids(epoch * steps + step) for step in range(steps)])
 
 
+def test_the_share_that_an_epoch_leaves_out() -> None:
+    for size, batch, share in ((120, 32, 0.2), (128, 32, 0), (63, 32, 31 / 63)):
+        order = one_source(size, batch)
+        assert order.left_out == pytest.approx(share) == pytest.approx(1 - len(epoch_of(order, 1)) / size)
+
+
 @settings(deadline=None)
 @given(st.integers(1, 5000), st.integers(0, 2**32), st.integers(1, 300))
 def test_permutations_are_permutations(size: int, seed: int, chunk: int) -> None:

@@ -72,6 +72,14 @@ def test_dates_of_parquet_are_midnights(tmp_path: Path) -> None:
     assert named(of_parquet) == {"u": ["a", "b"]} and of_parquet.time_e.tolist() == of_csv.time_e.tolist()
 
 
+def test_ids_that_parquet_has_as_floats_are_whole_numbers(tmp_path: Path) -> None:
+    rows = [("u", 15.0, 1), ("u", 2, 2)]
+    assert named(read_log([write(tmp_path / "log.parquet", rows)], SequenceConfig())) == {"u": ["15", "2"]}
+    for value in (1.5, float("nan"), 2.0**53):
+        with raises(DataError, "log.parquet", "row 1", f"item is {value!r}"):
+            read_log([write(tmp_path / "log.parquet", [("u", value, 1)])], SequenceConfig())
+
+
 def test_without_times_the_rows_are_in_order(tmp_path: Path) -> None:
     files = [write(tmp_path / f"{n}.csv", rows, ("who", "what", "when")) for n, rows in enumerate((ROWS[:3], ROWS[3:]))]
     log = read_log(files, SequenceConfig(user="who", item="what", time=None))

@@ -7,7 +7,7 @@ from helpers.messages import raises
 from helpers.rows import dpr_row, write_lines
 from helpers.towers import config_file
 
-from dyad.data.base.errors import ConfigError, ExitCode
+from dyad.data.base.errors import ConfigError, DataError, ExitCode
 from dyad.data.base.findings import Finding, Level
 from dyad.doctor import configuration
 from dyad.doctor.main import findings_of
@@ -26,6 +26,18 @@ def test_prompts_and_answers_are_rows_of_questions(tmp_path: Path) -> None:
     rows = write_lines(tmp_path / "rows.jsonl", map(dpr_row, range(3)))
     (finding,) = configuration.data(compose_config(["experiment=lm_nll", f"data.train={rows}"]))
     assert finding.level is Level.ok and "3 samples" in str(finding)
+
+
+def test_the_numbers_of_a_log_are_those_of_training(tmp_path: Path) -> None:
+    lines = [f"u{user},i{item},{time}\n" for user in range(5) for time, item in enumerate(range(user, user + 4))]
+    (tmp_path / "log.csv").write_text("user,item,time\n" + "".join(lines))
+    words = ["task=sequence", "data=log", "model=next_item", "objective=info_nce", f"data.train={tmp_path}/log.csv"]
+    config = compose_config([*words, "steps=1", "global_batch_size=4"])
+    (finding,) = configuration.data(config)
+    assert "15 steps of 5 sequences, 8 items: 5 samples of at most 3 steps" in str(finding)
+    assert "1 steps of 4 sequences" in str(*configuration.run(words, config))
+    with raises(DataError, "log.csv", "5 samples", "global_batch_size=6"):
+        list(configuration.data(compose_config([*words, "steps=1", "global_batch_size=6"])))
 
 
 def test_texts_that_training_refuses_fail(tmp_path: Path) -> None:

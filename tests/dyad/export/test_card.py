@@ -98,6 +98,11 @@ def test_numbers_stand_beside_interval_and_chance() -> None:
     assert "Nothing was measured" in written(results=()) and "model-index" not in written(results=())
 
 
+def test_batches_of_sequences_are_not_said_to_be_pairs() -> None:
+    text = written(task=Task.sequence)
+    assert "50 steps of 128 sequences" in text and "6,400 sequences" in text
+
+
 def test_what_was_trained_and_on_what(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     text = written(seed=3)

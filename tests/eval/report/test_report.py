@@ -126,6 +126,12 @@ def test_every_number_is_that_of_the_files(tmp_path: Path) -> None:
     assert "processes 2 seed 3" in page.text
 
 
+def test_the_batch_of_a_sequence_model_has_sequences(tmp_path: Path) -> None:
+    text = page_of(tmp_path / "run", config={**CONFIG, "task": "sequence"}).text
+    assert "200 steps of 64 sequences" in text and "64 sequences over all processes" in text
+    assert "sequences a second" in text and "pairs a second" not in text
+
+
 def test_an_approximate_index_is_named_beside_its_numbers(tmp_path: Path) -> None:
     result = {**zero_shot(), "search": {"index": "HNSW32"}}
     result["metrics"] = {**result["metrics"], "recall_against_exact@4": 0.9375}
