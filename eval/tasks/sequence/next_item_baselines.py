@@ -53,12 +53,13 @@ def successors(data: NextItems) -> Score:
 
 
 def item_knn(data: NextItems) -> Score:
-    """Return a function from a history to scores (N,), in which item j has the score Σ_i cos(u_i, u_j).
+    """Return a function from a history to scores (N,), in which item j has the score Σ_{i≠j} cos(u_i, u_j).
 
-    The sum is over the different items i of the history; scores are rounded to 9 decimals (Sarwar et al. 2001, section
-    3.1.1). u_j, (U,): 1 for each user with a training event with j, else 0. The cosines of all pairs of items are
-    computed once if N ≤ U and they fit into SHARE of the free memory. Then a history costs a sum of k rows of N
-    numbers. Otherwise it costs a pass over all training events.
+    The sum is over the different items i of the history but j itself, as in Deshpande & Karypis 2004, algorithm 1, with
+    the cosine of Sarwar et al. 2001, section 3.1.1, and all items as neighbours; scores are rounded to 9 decimals. u_j,
+    (U,): 1 for each user with a training event with j, else 0. The cosines of all pairs of items are computed once if
+    N ≤ U and they fit into SHARE of the free memory. Then a history costs a sum of k rows of N numbers. Otherwise it
+    costs a pass over all training events.
     """
     item_e, user_e = _training(data)
     seen_UN = _matrix(user_e, item_e, (len(data.log.users), item_count(data)))
@@ -78,6 +79,7 @@ def item_knn(data: NextItems) -> Score:
         else:
             scores_N = (chosen_1N @ cosine_NN)[0]
         return np.round(scores_N, 9)  # so that sums in another order are equal
+        scores_N[items] -= norm_N[items] > 0  # cos(u_j, u_j)
 
     return score
 

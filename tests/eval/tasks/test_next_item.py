@@ -68,7 +68,7 @@ def scores(baseline: Baseline, events: NextItems, history: list[int]) -> list[fl
         return [after[j] + count[j] / (1 + sum(count.values())) for j in n]
     having = [{user for user, items in enumerate(users) if j in items} for j in n]
     cosine = [[len(a & b) / math.sqrt(len(a) * len(b)) if a and b else 0.0 for b in having] for a in having]
-    return [sum(cosine[i][j] for i in {*history}) for j in n]
+    return [sum(cosine[i][j] for i in {*history} - {j}) for j in n]
 
 
 @pytest.mark.parametrize("seen", [*Seen])
