@@ -15,6 +15,7 @@ import numpy as np
 import psutil
 from scipy import sparse
 
+from dyad.data.base.errors import DataError
 from dyad.data.base.progress import tracked
 from dyad.data.question_passage.bm25 import build_bm25
 from dyad.data.sequence.histories import NextItems
@@ -78,8 +79,8 @@ def item_knn(data: NextItems) -> Score:
             scores_N = unit_NU @ (unit_UN @ chosen_1N.T).toarray()[:, 0]
         else:
             scores_N = (chosen_1N @ cosine_NN)[0]
-        return np.round(scores_N, 9)  # so that sums in another order are equal
         scores_N[items] -= norm_N[items] > 0  # cos(u_j, u_j)
+        return np.round(scores_N, 9)  # so that sums in another order are equal
 
     return score
 
@@ -140,8 +141,10 @@ def item_count(data: NextItems) -> int:
 def _training(data: NextItems) -> tuple[Int64s, Int64s]:
     """Return (item index, user index) of each training event with one of the N items, by user, oldest event first.
 
-    Both are int64 arrays.
+    Both are int64 arrays. Raises DataError if there is no training event, as for an export.
     """
+    if not data.train_e.any():
+        raise DataError("it counts events of data.train, and an export has none")
     events = np.flatnonzero(data.train_e & (data.log.item_e < item_count(data)))
     return data.log.item_e[events], np.searchsorted(data.log.starts, events, side="right") - 1
 
