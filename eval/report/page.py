@@ -355,6 +355,6 @@ def _sizes(result: Result) -> str:
     Parts that are not known are left out.
     """
     counts = {name.removeprefix("num_"): v for name, v in result["metrics"].items() if name.startswith("num_")}
-    sizes = [f"{value:,.0f} {kind}" for kind, v in counts.items() if (value := finite(v)) is not None]
+    sizes = [f"{value:,.0f} {kind.replace('_', ' ')}" for kind, v in counts.items() if (value := finite(v)) is not None]
     step = f"weights of step {result['step']:,}" if isinstance(result.get("step"), int) else ""
     return ", ".join(filter(None, (*sizes, TRUTHS.get(result.get("truth") or "", ""), step)))
