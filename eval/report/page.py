@@ -18,7 +18,7 @@ from dyad.eval.report.gallery import KINDS, View, cases
 from dyad.eval.report.health_checks import health_checks
 from dyad.eval.report.plots import LINES, confusion_matrix, line_chart, score_histogram
 from dyad.eval.report.run_folder import RunFolder
-from dyad.eval.results.kinds import Number, groups, headline, index_text, label, meanings
+from dyad.eval.results.kinds import Number, groups, headline, label, meanings, protocol_text
 from dyad.eval.results.summary import SYSTEMS, Result, classes, confusions, finite, number, part, score, signed
 from dyad.train.config import TrainConfig
 from dyad.train.losses import OBJECTIVES
@@ -155,8 +155,8 @@ def _data_sets(run: RunFolder, results: Sequence[Result], above: list[Markup]) -
             "headline": Number(label(metric), score(result, metric)) if whole and metric else None,
             "against": ", ".join(f"{name} {number(found.value)}" for name, found in baselines.items()),
             "source": result.get("source"),
-            "sizes": ", ".join(filter(None, (_sizes(result), index_text(result)))),
-            "searched": index_text(result),
+            "sizes": ", ".join(filter(None, (_sizes(result), protocol_text(result)))),
+            "searched": protocol_text(result),
             "groups": shown,
             "meanings": meanings(shown),
             "worst": classes(result)[:WORST],
