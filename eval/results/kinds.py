@@ -22,7 +22,7 @@ RARE = {"AUC": "auc", "AUC ≤ 5 %": "partial_auc@0.05"}
 PROBE = {"linear": "linear_acc1", "AUC": "auc", "k-NN": "knn_acc1"}
 PASSAGE_COLUMNS = 4  # metrics of passages that are shown
 # metrics of next items, of answers and of pairs with a score that are printed
-NEXT_METRICS = ("HR@1", "HR@10", "nDCG@10", "MRR")
+NEXT_METRICS = ("HR@1", "HR@", "nDCG@", "MRR")
 ANSWER_METRICS = ("choice_accuracy", "log_likelihood", "perplexity")
 PAIR_METRICS = ("spearman", "pearson")
 # metrics of passages, in the order in which they are shown
@@ -321,10 +321,12 @@ def _passage_tables(results: Sequence[Result]) -> Iterator[Any]:
 def _model_tables(title: str, columns: Sequence[str], counted: Sequence[str], found: Sequence[Result]) -> Iterator[Any]:
     """Yield a printed table for each result: rows for the model and its baselines, a column for each metric.
 
-    title: name of the first column. columns: metrics, shown if a result has them. counted: as in `_title`.
+    title: name of the first column. columns: metrics, shown if a result has them; HR@ stands for HR@K of the last K.
+    counted: as in `_title`.
     """
     for result in found:
-        shown = [metric for metric in columns if metric in result["metrics"]]
+        named = ([m for m in result["metrics"] if m == c or (c.endswith("@") and m.startswith(c))] for c in columns)
+        shown = [*dict.fromkeys(metric for metrics in named for metric in metrics[-1:])]
         table = new_table(title, *map(label, shown), title=_title(result, *counted))
         _add_rows(table, "model", shown, result)
         yield table
