@@ -26,9 +26,13 @@ class EvalConfig:
         "python -m eval --help lists the kinds",
     )
     block: int = described(256, "items encoded at a time; results do not depend on the number of ranks", least=1)
-    seen: Seen = described(Seen.keep, "task=sequence: whether the items of a history can be its next item")
+    seen: Seen = described(
+        Seen.keep,
+        "task=sequence: whether the items of a history can be answers; drop: they cannot, but the right one can, "
+        "also where it repeats an item of the history, as in RecBole",
+    )
     truth: Truth = described(Truth.keys, "image_text, right answers: equal content keys, or only the own pair")
-    recall_k: list[int] = described([1, 5, 10], "image_text: the K of recall@K")
+    recall_k: list[int] = described([1, 5, 10], "the K of R@K of images and texts, and of HR@K and nDCG@K of sequences")
     index: str = described(
         "Flat",
         "of retrieval, zero-shot and passages: Flat, exact; or a FAISS index and its options, approximate, and results "

@@ -19,6 +19,10 @@ from dyad.data.sequence.items import CatalogueItems
 from dyad.data.sequence.log import Log
 from dyad.data.shards.content_keys import Int64s
 
+NO_TRAINING = (
+    " The model is an export, which has no data.train: val='FOLDER/{train,val}.jsonl' gives earlier events, and is "
+    "evaluated too"
+)
 SHOWN = 5  # number of items of a history that Histories.text shows
 
 
@@ -79,15 +83,24 @@ def padded(histories: Sequence[Int64s]) -> Tensor:
 @dataclass(frozen=True)
 class NextItems(Histories):
     """n events to predict, each from the history before it. event_n (n,) int64: index of each event to predict among
-    the E events of the log. train_e (E,) bool: whether each event of the log is training data."""
+    the E events of the log. train_e (E,) bool: whether each event of the log is training data. without_history: the
+    number of events that are not predicted, as they have no history."""
 
     train_e: np.ndarray
+    without_history: int
 
     @property
     def target_n(self) -> Int64s:
         """The item number of each event to predict, int64 (n,). If it is N or more, the item is none of the N items
         that are ranked, so no prediction is right."""
         return self.log.item_e[self.event_n]
+
+    @cached_property
+    def repeated_n(self) -> np.ndarray:
+        """Whether the item of each event to predict is in its history, bool (n,)."""
+        user_e = np.repeat(np.arange(len(self.log.users)), np.diff(self.log.starts))
+        _, first = np.unique(user_e * len(self.log.items) + self.log.item_e, return_index=True)  # in time
+        return ~np.isin(self.event_n, first) & (self.target_n < len(self.items))
 
     def seen(self) -> tuple[Int64s, Int64s]:
         """Return all p pairs of an event to predict and an item of its history, as two int64 arrays (p,).
@@ -120,13 +133,13 @@ def next_items(log: Log, items: CatalogueItems, length: int, first_file: int, tr
     the most items of a history that a model gets. training_files: how many of the log's files are training data; these
     are its first files.
     """
-    known_e = log.item_e < len(items)
+    own_e, known_e = log.file_e >= first_file, log.item_e < len(items)
     known_before_e = np.cumsum(known_e) - known_e
-    own_e = np.repeat(known_before_e[log.starts[:-1]], np.diff(log.starts))  # count before the user's first event
-    event_n = np.flatnonzero((log.file_e >= first_file) & (known_before_e > own_e))
+    start_e = np.repeat(known_before_e[log.starts[:-1]], np.diff(log.starts))  # count before the user's first event
+    event_n = np.flatnonzero(own_e & (known_before_e > start_e))
     if not len(event_n):
         raise DataError(
             f"{', '.join(file.name for file in log.files[first_file:])}: no event has an earlier one of its user, "
-            "also in data.train: nothing can be predicted"
+            f"also in data.train: nothing can be predicted.{'' if training_files else NO_TRAINING}"
         )
-    return NextItems(log, event_n, items, length, log.file_e < training_files)
+    return NextItems(log, event_n, items, length, log.file_e < training_files, int(own_e.sum()) - len(event_n))

@@ -17,8 +17,9 @@ from dyad.eval.compare.runs import (
     SeedRow,
     best_first,
     best_scores,
-    data_of,
+    by_value,
     differing_keys,
+    evaluated_differently,
     headlines,
     metric_name,
     over_seeds,
@@ -43,7 +44,6 @@ EXAMPLES = {
     "page=runs.html",
 }
 FORMULA = ("=", "+", "-", "@", "\t", "\r")  # a spreadsheet takes a cell that begins so for a formula
-NAMED = 3  # runs that are named of the commonest value of a key
 OWN, EACH = 26, 14  # characters of a line for status, steps and loss, and for each metric
 
 
@@ -77,19 +77,11 @@ def _write(file: str, text: str) -> None:
 
 
 def key_tables(keys: Keys) -> Iterator[Any]:
-    """Yield a Rich table of the keys that differ, a row for each value with its runs; a sentence if none differs.
-
-    A commonest value of more than NAMED runs comes last, and its runs are counted.
-    """
+    """Yield a Rich table of the keys that differ, a row for each value with its runs; a sentence if none differs."""
     table = new_table("key", "value", "runs", first_width=None)
     for key, values in keys.items():
-        of_value = {value: [name for name in values if values[name] == value] for value in values.values()}
-        commonest = max(of_value, key=lambda value: len(of_value[value]))
-        if (count := len(of_value[commonest])) > NAMED:
-            del of_value[commonest]
-            of_value[commonest] = [f"the other {count}"]
-        for n, (value, names) in enumerate(of_value.items()):
-            table.add_row("" if n else key, value, ", ".join(names))
+        for n, (value, names) in enumerate(by_value(values).items()):
+            table.add_row("" if n else key, value, names)
     yield table if keys else "No key that changes the weights differs."
 
 
@@ -132,14 +124,16 @@ def _cell(found: Score, is_best: bool) -> str:
 
 
 def notes(runs: Runs, metrics: Metrics) -> Iterator[str]:
-    """Yield sentences on the tables of scores: what is in a cell, and which runs were evaluated on different data."""
+    """Yield sentences on the tables of scores: what is in a cell, and in what evaluations of a data set differ."""
     if metrics:
         yield f"{'* best of the column; ' * any(metrics.values())}below a value: its 95 % interval"
     for dataset in dict.fromkeys(dataset for dataset, _ in metrics):
-        if len(different := data_of(runs, dataset)) > 1:
-            yield printable(
-                f"{dataset}: no run is marked, as they were evaluated on different data: {'; '.join(different)}"
+        if different := evaluated_differently(runs, dataset):
+            facts = (
+                f"{fact}: {', '.join(f'{value} ({names})' for value, names in by_value(values).items())}"
+                for fact, values in different.items()
             )
+            yield printable(f"{dataset}: no run is marked, as they were evaluated differently: {'; '.join(facts)}")
 
 
 def as_csv(runs: Runs, keys: Keys, metrics: Metrics) -> str:

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 from dyad.data.base.errors import ConfigError, printable
 from dyad.eval.report.run_folder import RunFolder, read_run
-from dyad.eval.results.kinds import KINDS, headline, label
-from dyad.eval.results.summary import number, score
+from dyad.eval.results.kinds import KINDS, headline, indexes, label
+from dyad.eval.results.summary import Result, protocol, score
 from dyad.train.run_folder.folder import NOT_MATHS
 from dyad.train.run_folder.older_runs import ADDED
 from dyad.train.tracking.panel_types import Score
@@ -19,6 +19,7 @@ from dyad.train.tracking.panel_types import Score
 Runs = Mapping[str, RunFolder]  # by name
 Keys = Mapping[str, Mapping[str, str]]  # dotted key → name of a run → its value as text
 Metrics = Mapping[tuple[str, str], bool]  # (data set, metric) → whether the run with the highest value is the best
+NAMED = 3  # runs that are named of the commonest value of a key
 
 
 class SeedRow(NamedTuple):
@@ -69,8 +70,30 @@ def differing_keys(runs: Runs) -> Keys:
     options = {name: {**ADDED, **run.options} for name, run in runs.items()}
     without = (*NOT_MATHS, "from_weights")
     keys = dict.fromkeys(key for run in runs.values() for key in run.options if not key.startswith(without))
-    found = {key: {name: _text(of[key]) for name, of in options.items() if key in of} for key in keys}
-    return {printable(key): values for key, values in found.items() if len({*values.values()}) > 1}
+    return _differing({name: {key: of[key] for key in keys if key in of} for name, of in options.items()})
+
+
+def _differing(found: Mapping[str, Mapping[str, Any]]) -> Keys:
+    """Return the keys with two values or more: key → name of a run → its value as text.
+
+    found: name of a run → key → value.
+    """
+    keys = dict.fromkeys(key for of in found.values() for key in of)
+    values = {key: {name: _text(of[key]) for name, of in found.items() if key in of} for key in keys}
+    return {printable(key): of_runs for key, of_runs in values.items() if len({*of_runs.values()}) > 1}
+
+
+def by_value(values: Mapping[str, str]) -> dict[str, str]:
+    """Return value → the names of its runs, as text; a commonest value of more than NAMED runs comes last, counted.
+
+    values: name of a run → value.
+    """
+    names = {value: [name for name in values if values[name] == value] for value in values.values()}
+    commonest = max(names, key=lambda value: len(names[value]))
+    if (count := len(names[commonest])) > NAMED:
+        del names[commonest]
+        names[commonest] = [f"the other {count}"]
+    return {value: ", ".join(of) for value, of in names.items()}
 
 
 def _text(value: Any) -> str:
@@ -84,23 +107,36 @@ def _text(value: Any) -> str:
 def headlines(runs: Runs) -> Metrics:
     """Return (data set, headline metric) → whether the run with the highest value is the best, in order of the columns.
 
-    It is, if all runs were evaluated on the same data, for the tasks of KINDS (eval/results/kinds.py), in which a
+    It is, if `evaluated_differently` finds nothing, for the tasks of KINDS (eval/results/kinds.py), in which a
     higher headline is better; the direction of tasks of plugins is unknown. These metrics come first, of them first
     those of data.val. Results without metrics are left out.
     """
     results = [result for run in runs.values() for result in run.results if result["metrics"]]
-    same = {name: len(data_of(runs, name)) == 1 for name in {result["dataset"] for result in results}}
+    same = {name: not evaluated_differently(runs, name) for name in {result["dataset"] for result in results}}
     found = {(r["dataset"], headline(r["metrics"])): r["task"] in KINDS and same[r["dataset"]] for r in results}
     return dict(sorted(found.items(), key=lambda item: (not item[1], item[0][0] != "val", item[0])))
 
 
-def data_of(runs: Runs, dataset: str) -> list[str]:
-    """Return the different data on which runs were evaluated under the name `dataset`, each as its source and sizes."""
-    results = [result for run in runs.values() for result in run.results if result["dataset"] == dataset]
-    sizes = [{m.removeprefix("num_"): score(r, m).value for m in r["metrics"] if m.startswith("num_")} for r in results]
-    texts = (", ".join(f"{number(count)} {name}" for name, count in of.items()) for of in sizes)
-    named = (f"{r.get('source')}{text and f' ({text})'}" for r, text in zip(results, texts, strict=True))
-    return [*dict.fromkeys(named)]
+def evaluated_differently(runs: Runs, dataset: str) -> Keys:
+    """Return in what the evaluations under the name `dataset` differ: fact → name of a run → its value as text.
+
+    Facts are the source, the sizes, the files of histories, the search index and `protocol`. A size, history or index
+    that a result lacks, as of an older version, is no difference.
+    """
+    results = {name: r for name, run in runs.items() for r in run.results if r["dataset"] == dataset}
+    return _differing({name: _facts(result) for name, result in results.items()})
+
+
+def _facts(result: Result) -> dict[str, str]:
+    """Return what must be equal where scores are compared: name of the fact → its value as text."""
+    sizes = {m: score(result, m).value for m in result["metrics"] if m.startswith("num_")}
+    lists = {"history": result.get("history"), "index": indexes(result)}
+    return {
+        "source": str(result.get("source")),
+        **{name.removeprefix("num_"): f"{size:,.0f}" for name, size in sizes.items() if size is not None},
+        **{name: " ".join(values) for name, values in lists.items() if values},
+        **protocol(result),
+    }
 
 
 def best_first(runs: Runs, metrics: Metrics) -> Runs:

@@ -18,7 +18,7 @@ from dyad.eval.report.gallery import KINDS, View, cases
 from dyad.eval.report.health_checks import health_checks
 from dyad.eval.report.plots import LINES, confusion_matrix, line_chart, score_histogram
 from dyad.eval.report.run_folder import RunFolder
-from dyad.eval.results.kinds import Number, groups, headline, index_text, label, meanings
+from dyad.eval.results.kinds import Number, groups, headline, label, meanings, protocol_text
 from dyad.eval.results.summary import SYSTEMS, Result, classes, confusions, finite, number, part, score, signed
 from dyad.train.config import TrainConfig
 from dyad.train.losses import OBJECTIVES
@@ -156,8 +156,8 @@ def _data_sets(run: RunFolder, results: Sequence[Result], above: list[Markup]) -
             "headline": Number(label(metric), score(result, metric)) if whole and metric else None,
             "against": ", ".join(f"{name} {number(found.value)}" for name, found in baselines.items()),
             "source": result.get("source"),
-            "sizes": ", ".join(filter(None, (_sizes(result), index_text(result)))),
-            "searched": index_text(result),
+            "sizes": ", ".join(filter(None, (_sizes(result), protocol_text(result)))),
+            "searched": protocol_text(result),
             "groups": shown,
             "meanings": meanings(shown),
             "worst": classes(result)[:WORST],
@@ -361,6 +361,6 @@ def _sizes(result: Result) -> str:
     Parts that are not known are left out.
     """
     counts = {name.removeprefix("num_"): v for name, v in result["metrics"].items() if name.startswith("num_")}
-    sizes = [f"{value:,.0f} {kind}" for kind, v in counts.items() if (value := finite(v)) is not None]
+    sizes = [f"{value:,.0f} {kind.replace('_', ' ')}" for kind, v in counts.items() if (value := finite(v)) is not None]
     step = f"weights of step {result['step']:,}" if isinstance(result.get("step"), int) else ""
     return ", ".join(filter(None, (*sizes, TRUTHS.get(result.get("truth") or "", ""), step)))

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from dyad.eval.results.summary import SYSTEMS, Result, lead, number, part, score, systems
+from dyad.eval.results.summary import PROTOCOL, SYSTEMS, Result, lead, number, part, protocol, score, systems
 from dyad.eval.search.index_spec import EXACT
 from dyad.train.tracking.panel_types import Score
 
@@ -22,7 +22,7 @@ RARE = {"AUC": "auc", "AUC ≤ 5 %": "partial_auc@0.05"}
 PROBE = {"linear": "linear_acc1", "AUC": "auc", "k-NN": "knn_acc1"}
 PASSAGE_COLUMNS = 4  # metrics of passages that are shown
 # metrics of next items, of answers and of pairs with a score that are printed
-NEXT_METRICS = ("HR@1", "HR@10", "nDCG@10", "MRR")
+NEXT_METRICS = ("HR@1", "HR@", "nDCG@", "MRR")
 ANSWER_METRICS = ("choice_accuracy", "log_likelihood", "perplexity")
 PAIR_METRICS = ("spearman", "pearson")
 # metrics of passages, in the order in which they are shown
@@ -88,23 +88,30 @@ def label(metric: str) -> str:
     return LABELS.get(start, "") + metric.removeprefix(start).replace("_", " ")
 
 
-def index_text(result: Result) -> str:
-    """Return a text on the search index of a result; "" if exact search was asked for.
+def indexes(result: Result, key: str = "index") -> list[str]:
+    """Return the sorted specifications of the search indexes of a result; key="instead_of": those asked for in vain."""
+    search = part(result, "search")
+    return sorted({str(how[key]) for how in (search, *search.values()) if isinstance(how, dict) and how.get(key)})
 
-    The text names the approximate index and its recall against exact search. If the data set was too small for the
-    approximate index that was asked for, and was searched exactly, the text says so.
+
+def protocol_text(result: Result) -> str:
+    """Return a text on how a result was evaluated, such as "seen=drop"; "" if as by default.
+
+    The text has the values of `protocol` that are not the default. It names an approximate index and its recall against
+    exact search. If the data set was too small for the approximate index that was asked for, and was searched exactly,
+    the text says so.
     """
-    search, metrics = part(result, "search"), result["metrics"]
-    hows = [how for how in (search, *search.values()) if isinstance(how, dict)]
-    used, asked = ({str(how[key]) for how in hows if how.get(key)} for key in ("index", "instead_of"))
-    found = [f"approximate: index {index}" for index in sorted(used - {EXACT})]
+    metrics = result["metrics"]
+    found = [f"{key}={value}" for key, value in protocol(result).items() if value != str(PROTOCOL[key])]
+    found += [f"approximate: index {index}" for index in indexes(result) if index != EXACT]
     found += [f"{label(m)} {number(value)}" for m, value in metrics.items() if "recall_against_exact" in m]
-    return ", ".join([*found, *(f"exact: too small for index {index}" for index in sorted(asked))])
+    found += [f"exact: too small for index {index}" for index in indexes(result, "instead_of")]
+    return ", ".join(found)
 
 
 def titled(result: Result) -> str:
-    """Return the name of the data set of a result, with the text on its search index, if any, in brackets."""
-    return f"{result['dataset']} ({text})" if (text := index_text(result)) else result["dataset"]
+    """Return the name of the data set of a result, with its `protocol_text`, if any, in brackets."""
+    return f"{result['dataset']} ({text})" if (text := protocol_text(result)) else result["dataset"]
 
 
 # ---- numbers of the page ---------------------------------------------------------------------------------------------
@@ -314,10 +321,12 @@ def _passage_tables(results: Sequence[Result]) -> Iterator[Any]:
 def _model_tables(title: str, columns: Sequence[str], counted: Sequence[str], found: Sequence[Result]) -> Iterator[Any]:
     """Yield a printed table for each result: rows for the model and its baselines, a column for each metric.
 
-    title: name of the first column. columns: metrics, shown if a result has them. counted: as in `_title`.
+    title: name of the first column. columns: metrics, shown if a result has them; HR@ stands for HR@K of the last K.
+    counted: as in `_title`.
     """
     for result in found:
-        shown = [metric for metric in columns if metric in result["metrics"]]
+        named = ([m for m in result["metrics"] if m == c or (c.endswith("@") and m.startswith(c))] for c in columns)
+        shown = [*dict.fromkeys(metric for metrics in named for metric in metrics[-1:])]
         table = new_table(title, *map(label, shown), title=_title(result, *counted))
         _add_rows(table, "model", shown, result)
         yield table

@@ -100,6 +100,11 @@ class ResultFile(TypedDict, total=False):
     source: str | None
     step: Count | None
     truth: str | None
+    seen: str | None
+    answers: str | None
+    width: Count | None
+    probe: dict[str, Any] | None
+    history: list[str] | None
     search: dict[str, Any] | None
     chance: Numbers | None
     intervals: Intervals | None

@@ -10,9 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from dyad.data.base.files import file_inside
+from dyad.train.eval_config import EvalConfig
 from dyad.train.tracking.panel_types import Score
 
 Result = Mapping[str, Any]
+# Keys of eval.* that decide scores → their defaults
+PROTOCOL = {k: getattr(EvalConfig(), k) for k in ("seen", "truth", "answers", "probe_features", "probe_k", "width")}
 LARGEST_NUMBER = 1e100  # float32 ends at 3e38, and products of two such numbers are still finite
 LARGEST_IMAGE = 48_000  # bytes; thumbnails of 96 pixels have a tenth
 SYSTEMS = {"model": "this run", "bm25": "BM25", "untrained": "before training", "fusion": "fused with BM25"}
@@ -51,6 +54,13 @@ def lead(baseline: Result, metric: str) -> Score:
     """
     difference = part(part(baseline, "difference"), metric)
     return Score(finite(difference.get("value")), *_ends(difference.get("interval")))
+
+
+def protocol(result: Result) -> dict[str, str]:
+    """Return key of PROTOCOL → its value in a result, as text; a key that the result lacks has its default."""
+    probe = part(result, "probe")
+    found = {"probe_features": probe.get("features"), "probe_k": probe.get("k"), **result}
+    return {key: str(usual if found.get(key) is None else found[key]) for key, usual in PROTOCOL.items()}
 
 
 def confusions(result: Result) -> list[tuple[str, str, int]]:

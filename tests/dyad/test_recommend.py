@@ -16,12 +16,15 @@ from helpers.slow_imports import recommends_without_slow_imports
 from safetensors.numpy import load_file, save_file
 
 import dyad
-from dyad.data.base.errors import ConfigError
+from dyad.data.base.errors import ConfigError, DataError
 from dyad.data.config import DataConfig, ItemKind, SequenceConfig
+from dyad.eval.tasks.sequence.next_item import NextItem
+from dyad.evaluation.suite import build_evaluators
 from dyad.export.library import ExportSource
 from dyad.export.main import ExportFormat, export, library_of
 from dyad.train.config import ModelConfig, RunConfig, Task, TrainConfig
 from dyad.train.context_config import ContextConfig, ContextKind
+from dyad.train.eval_config import EvalConfig, Seen
 from dyad.train.losses.options.choices import Similarity
 from dyad.train.losses.options.registry import configure
 from dyad.train.towers.build import build_model
@@ -171,4 +174,24 @@ def test_an_evaluation_warns_of_events_that_are_in_no_history(
     assert dyad.evaluate(model, suite)["test"]["num_events"] == 1
     assert f"{val} is in no history" in capsys.readouterr().err
     assert dyad.evaluate(model, suite, val=val)["test"]["num_events"] == 2
-    assert "history" not in capsys.readouterr().err
+    assert "history" not in (said := capsys.readouterr().err)
+    assert f"{val}: 1 of 2 events have no earlier one" in said
+    alone = tmp_path / "alone.jsonl"
+    alone.write_text(rows[0])
+    with raises(DataError, "alone.jsonl", "export", "val="):
+        dyad.evaluate(model, f"next_item:{alone}")
+
+
+def test_an_evaluation_says_how_many_right_items_repeat_the_history(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With seen=drop they stay while other items of the history go."""
+    config = source(ContextKind.gru, Similarity.cosine, tmp_path).config
+    (tmp_path / "test.jsonl").write_text(
+        "".join(f'{{"user": "u0", "item": "item {n}", "time": {20 + n}}}\n' for n in (0, 1))  # the log has 0 of u0
+    )
+    config = replace(config, eval=EvalConfig(suite=[f"next_item:{tmp_path}/test.jsonl"]))
+    for seen in Seen:
+        (evaluator,) = build_evaluators(replace(config, eval=replace(config.eval, seen=seen)), build_model(config))
+        assert ("1 of 2 right items are in the history" in capsys.readouterr().err) == (seen is Seen.drop)
+        assert isinstance(evaluator, NextItem) and evaluator.history == [str(tmp_path / "log.jsonl")]

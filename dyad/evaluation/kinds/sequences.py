@@ -12,6 +12,7 @@ from dyad.data.sequence.files import events_left_out, sequence_files
 from dyad.eval.tasks.prompts import read_probe
 from dyad.evaluation.suite_entry import Inputs, SuiteEntry, SuiteKind
 from dyad.train.config import Task
+from dyad.train.eval_config import Seen
 
 if TYPE_CHECKING:
     from dyad.eval.encode.encoder import Evaluator
@@ -22,7 +23,8 @@ def _next_item(entry: SuiteEntry, inputs: Inputs) -> Evaluator:
     """Build the evaluator of an entry next_item:LOG: predict each event of the log from the earlier events of its user.
 
     Earlier events are also those of data.train and of data.sequence.earlier, or of data.val if that is unset. Prints a
-    warning as `events_left_out` does. Raises DataError if no event has an earlier one.
+    warning as `events_left_out` does, and how many events have no earlier one or, with eval.seen=drop, have an item
+    that is in the history too. Raises DataError if no event has an earlier one.
     """
     from dyad.data.sequence.histories import next_items
     from dyad.data.sequence.log import read_log
@@ -36,13 +38,24 @@ def _next_item(entry: SuiteEntry, inputs: Inputs) -> Evaluator:
     between = data.val if data.sequence.earlier is None else data.sequence.earlier
     earlier = [] if between is None else sequence_files(between, data, "data.sequence.earlier")
     own = sequence_files(entry.target, data, entry.key)
-    files = [*train, *(file for file in earlier if file not in own), *own]
+    history = [*train, *(file for file in earlier if file not in own)]
+    files = [*history, *own]
     for line in events_left_out(own, files):
         print_on_rank_0(line)
     log = read_log(files, data.sequence, model.names)
     known = log.items if data.items is not ItemKind.ids else log.items[: config.run.inputs]
-    events = next_items(log, items_of(known, data, model), data.sequence.length, len(files) - len(own), len(train))
-    how = (tuple(options.recall_k), options.seen, options.index, options.depth, inputs.baselines)
+    events = next_items(log, items_of(known, data, model), data.sequence.length, len(history), len(train))
+    if left_out := events.without_history:
+        print_on_rank_0(
+            f"{entry.spec}: {left_out:,} of {left_out + len(events):,} events have no earlier one of their user, and "
+            "are left out"
+        )
+    if options.seen is Seen.drop and (repeats := events.repeated_n.sum()):
+        print_on_rank_0(
+            f"{entry.spec}: {repeats:,} of {len(events):,} right items are in the history too. eval.seen=drop leaves "
+            "out the other items of a history, not these, so they are easier to find"
+        )
+    how = (tuple(options.recall_k), options.seen, options.index, options.depth, inputs.baselines, history)
     return NextItem(entry.name, entry.spec, events, *how)
 
 

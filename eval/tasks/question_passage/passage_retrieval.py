@@ -212,6 +212,8 @@ class PassageRetrieval(Evaluator):
             "intervals": own["intervals"],
             "baselines": {name: comparison(model, v, judge.groups) for name, v in values.items()},
         }
+        if any(question.answers for question in self.data.questions):
+            details["answers"] = str(self.options.answers)
         if examples is not None:
             details["scores"] = self._histogram(runs["model"], searched)
             details["gallery"] = {"question → passages": self._cases(runs, model, examples)}

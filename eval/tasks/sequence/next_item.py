@@ -37,7 +37,8 @@ class NextItem(Evaluator):
     data: the events to predict, with their histories. recall_k: each K of HR@K and nDCG@K. seen: whether the items of a
     history, except the right item, can be answers (keep) or not (drop). index: specification of a FAISS index; "Flat"
     is exact, an approximate one finds `depth` items for each history, or the largest K if that is more. baselines:
-    those of SCORERS that the model is compared with; other names are not read.
+    those of SCORERS that the model is compared with; other names are not read. history: the files of events that only
+    histories have.
     """
 
     data: NextItems
@@ -46,11 +47,13 @@ class NextItem(Evaluator):
     index: str = EXACT
     depth: int = 100
     baselines: Sequence[Baseline] = ()
+    history: Sequence[str] = ()
 
     def report(self, encode: Encoder, examples: int | None = None) -> Report:
         own, found = self._ranked(encode)
         values = self._values(found.ranking.rank)
-        details: dict[str, Any] = {"seen": str(self.seen), "search": found.how, "baselines": {}}
+        details: dict[str, Any] = {"seen": str(self.seen), "history": [*self.history], "search": found.how}
+        details["baselines"] = {}
         for baseline in (baseline for baseline in SCORERS if baseline in self.baselines):
             with skip_on_error(baseline):
                 rank = from_rank_0(encode.world, lambda b=baseline: ranks_by(SCORERS[b], self.data, self.seen, b))
@@ -103,8 +106,14 @@ class NextItem(Evaluator):
 
     def _sizes(self) -> dict[str, float]:
         count = len(self.data.items)
-        unknown = int((self.data.target_n >= count).sum())
-        return {"num_events": float(len(self.data)), "num_items": float(count), "num_unknown": float(unknown)}
+        sizes = {
+            "events": len(self.data),
+            "items": count,
+            "unknown": (self.data.target_n >= count).sum(),
+            "repeats": self.data.repeated_n.sum(),
+            "without_history": self.data.without_history,
+        }
+        return {f"num_{name}": float(size) for name, size in sizes.items()}
 
     def _chance(self) -> dict[str, float]:
         """Return metric → its expected value if the items that can be answers are ranked at random.

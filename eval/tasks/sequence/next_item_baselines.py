@@ -15,6 +15,7 @@ import numpy as np
 import psutil
 from scipy import sparse
 
+from dyad.data.base.errors import DataError
 from dyad.data.base.progress import tracked
 from dyad.data.question_passage.bm25 import build_bm25
 from dyad.data.sequence.histories import NextItems
@@ -53,12 +54,13 @@ def successors(data: NextItems) -> Score:
 
 
 def item_knn(data: NextItems) -> Score:
-    """Return a function from a history to scores (N,), in which item j has the score Σ_i cos(u_i, u_j).
+    """Return a function from a history to scores (N,), in which item j has the score Σ_{i≠j} cos(u_i, u_j).
 
-    The sum is over the different items i of the history; scores are rounded to 9 decimals (Sarwar et al. 2001, section
-    3.1.1). u_j, (U,): 1 for each user with a training event with j, else 0. The cosines of all pairs of items are
-    computed once if N ≤ U and they fit into SHARE of the free memory. Then a history costs a sum of k rows of N
-    numbers. Otherwise it costs a pass over all training events.
+    The sum is over the different items i of the history but j itself, as in Deshpande & Karypis 2004, algorithm 1, with
+    the cosine of Sarwar et al. 2001, section 3.1.1, and all items as neighbours; scores are rounded to 9 decimals. u_j,
+    (U,): 1 for each user with a training event with j, else 0. The cosines of all pairs of items are computed once if
+    N ≤ U and they fit into SHARE of the free memory. Then a history costs a sum of k rows of N numbers. Otherwise it
+    costs a pass over all training events.
     """
     item_e, user_e = _training(data)
     seen_UN = _matrix(user_e, item_e, (len(data.log.users), item_count(data)))
@@ -77,6 +79,7 @@ def item_knn(data: NextItems) -> Score:
             scores_N = unit_NU @ (unit_UN @ chosen_1N.T).toarray()[:, 0]
         else:
             scores_N = (chosen_1N @ cosine_NN)[0]
+        scores_N[items] -= norm_N[items] > 0  # cos(u_j, u_j)
         return np.round(scores_N, 9)  # so that sums in another order are equal
 
     return score
@@ -138,8 +141,10 @@ def item_count(data: NextItems) -> int:
 def _training(data: NextItems) -> tuple[Int64s, Int64s]:
     """Return (item index, user index) of each training event with one of the N items, by user, oldest event first.
 
-    Both are int64 arrays.
+    Both are int64 arrays. Raises DataError if there is no training event, as for an export.
     """
+    if not data.train_e.any():
+        raise DataError("it counts events of data.train, and an export has none")
     events = np.flatnonzero(data.train_e & (data.log.item_e < item_count(data)))
     return data.log.item_e[events], np.searchsorted(data.log.starts, events, side="right") - 1
 

@@ -157,6 +157,8 @@ def test_histories_are_the_items_before_an_event(tmp_path: Path) -> None:
     event, item = events.seen()
     seen = [{log.items[i] for i in item[event == n]} for n in range(4)]
     assert seen == [{"a", "c"}, {"a", "b", "c"}, {"b", "c"}, {"a"}]
+    assert events.repeated_n.tolist() == [True, False, True, False]
+    assert events.without_history == 2  # bob's b and dan's a
     assert events.train_e.sum() == len(ROWS)
     with raises(DataError, "val.csv", "nothing can be predicted"):
         next_items(

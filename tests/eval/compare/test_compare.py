@@ -119,17 +119,35 @@ def test_a_direction_that_is_not_known_marks_and_sorts_nothing(compared, tmp_pat
 def test_scores_of_other_data_are_told_and_not_marked(compared, tmp_path: Path) -> None:
     few = valued(0.5)
     few["metrics"] |= {"num_images": 6.0}
+    seen = [{"seen": "keep", "history": ["train.csv", "val.csv"]}, {"seen": "drop", "history": ["train.csv"]}]
+    none, some = valued(0.25), valued(0.5)
+    none["metrics"] |= {"num_unknown": 0.0}
+    some["metrics"] |= {"num_unknown": 1.0, "num_repeats": 3.0}  # which an older result lacks: no difference
     others = {
-        "other.tar (60 images, 70 texts)": valued(0.5, source="other.tar"),
-        "shards/val.tar (6 images, 70 texts)": few,
+        "source: shards/val.tar (a0), other.tar (b0)": (valued(0.25), valued(0.5, source="other.tar")),
+        "images: 60 (a1), 6 (b1)": (valued(0.25), few),
+        "history: train.csv val.csv (a2), train.csv (b2); seen: keep (a2), drop (b2)": (
+            valued(0.25, **seen[0]),
+            valued(0.5, **seen[1]),
+        ),
+        "truth: keys (a3), pairs (b3)": (valued(0.25, truth="keys"), valued(0.5, truth="pairs")),
+        "width: None (a4), 64 (b4)": (valued(0.25), valued(0.5, width=64)),
+        "index: Flat (a5), PQ8 (b5)": (
+            valued(0.25, search={"index": "Flat"}),
+            valued(0.5, search={"index": "PQ8"}),
+        ),
+        "unknown: 0 (a6), 1 (b6)": (none, some),
     }
-    worse = run(tmp_path / "a", valued(0.25))
-    for n, (data, better) in enumerate(others.items()):
-        lines = compared(worse, run(tmp_path / f"b{n}", better))
-        told = "val: no run is marked, as they were evaluated on different data: shards/val.tar (60 images, 70 texts); "
-        assert " ".join(lines).endswith(told + data)
+    for n, (told, (worse, better)) in enumerate(others.items()):
+        lines = compared(run(tmp_path / f"a{n}", worse), run(tmp_path / f"b{n}", better))
+        assert " ".join(lines).endswith(f"val: no run is marked, as they were evaluated differently: {told}")
         assert not any("0.500*" in line or "0.250*" in line for line in lines)
         assert [line[0] for line in lines if "finished" in line] == ["a", "b"]
+
+
+def test_runs_that_were_evaluated_differently_are_counted_where_they_are_many(compared, tmp_path: Path) -> None:
+    runs = [run(tmp_path / f"r{n}", valued(n / 8, seen="drop" if n == 2 else "keep")) for n in range(6)]
+    assert " ".join(compared(*runs)).endswith("seen: drop (r2), keep (the other 5)")
 
 
 def test_the_table_as_csv_is_safe_in_a_spreadsheet(compared, tmp_path: Path) -> None:
@@ -200,6 +218,7 @@ def test_runs_that_differ_in_their_seed_alone_are_a_group(compared, tmp_path: Pa
 
 
 def test_seeds_of_other_data_are_no_group(compared, tmp_path: Path) -> None:
-    one, other = valued(0.25), valued(0.5, source="elsewhere.tar")
-    lines = compared(run(tmp_path / "a", one, seed=0), run(tmp_path / "b", other, seed=1))
-    assert not any("over seeds" in line for line in lines)
+    for n, differing in enumerate(({"source": "elsewhere.tar"}, {"truth": "pairs"})):
+        one, other = valued(0.25, truth="keys"), valued(0.5, **{"truth": "keys", **differing})
+        lines = compared(run(tmp_path / f"a{n}", one, seed=0), run(tmp_path / f"b{n}", other, seed=1))
+        assert not any("over seeds" in line for line in lines)

@@ -96,6 +96,39 @@ def test_what_an_index_found_is_named_with_its_agreement(capsys: pytest.CaptureF
     assert scored(zero_shot("a", False)).dataset == "a"
 
 
+def next_item(ks: tuple[int, ...], **more: Any) -> dict[str, Any]:
+    keys = [*(f"{name}@{k}" for name in ("HR", "nDCG") for k in ks), "MRR"]
+    return {"dataset": "test", "task": "next_item", "metrics": dict.fromkeys(keys, 0.25), **more}
+
+
+def test_what_is_not_by_default_is_named_beside_the_data(capsys: pytest.CaptureFixture[str]) -> None:
+    """In the printed table, and on a card, where results of several protocols stand together."""
+    usual = next_item((1,), seen="keep", history=["train.csv"])
+    probed = zero_shot("a", True) | {"probe": {"features": "embeddings", "k": 20, "C": 1.0}}
+    cut = retrieval("val", (1,), True) | {"truth": "pairs", "width": 64}
+    results = [usual, next_item((1,), seen="drop"), probed, cut]
+    named = ["test", "test (seen=drop)", "a (probe_features=embeddings)", "val (truth=pairs, width=64)"]
+    assert [scored(result).dataset for result in results] == named
+    shown = "\n".join(table(results, capsys))
+    assert all(f"{name}: " in shown for name in (*named[:2], named[3]))
+
+
+@pytest.mark.parametrize(
+    ("ks", "columns"),
+    [
+        ((1, 5, 10), "HR@1 HR@10 nDCG@10 MRR"),
+        ((1, 20), "HR@1 HR@20 nDCG@20 MRR"),
+        ((5,), "HR@5 nDCG@5 MRR"),
+        ((1,), "HR@1 nDCG@1 MRR"),
+    ],
+)
+def test_next_items_are_shown_up_to_the_last_k(
+    ks: tuple[int, ...], columns: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    head = next(line for line in table([next_item(ks)], capsys) if line.lstrip().startswith("next item"))
+    assert head.split() == ["next", "item", *columns.split()]
+
+
 def test_results_are_read_back_and_files_of_others_are_passed_over(tmp_path: Path, capsys) -> None:
     result = retrieval("val", (1,), True)
     folder = tmp_path / "eval"

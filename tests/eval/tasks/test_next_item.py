@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from helpers.messages import raises
 from helpers.rows import tokenize
 from torch import nn
 
 from dyad.data.base import progress
+from dyad.data.base.errors import DataError
 from dyad.data.config import DataConfig, SequenceConfig
 from dyad.data.sequence.histories import NextItems, next_items
 from dyad.data.sequence.items import ItemNumbers, ItemTexts
@@ -68,7 +71,7 @@ def scores(baseline: Baseline, events: NextItems, history: list[int]) -> list[fl
         return [after[j] + count[j] / (1 + sum(count.values())) for j in n]
     having = [{user for user, items in enumerate(users) if j in items} for j in n]
     cosine = [[len(a & b) / math.sqrt(len(a) * len(b)) if a and b else 0.0 for b in having] for a in having]
-    return [sum(cosine[i][j] for i in {*history}) for j in n]
+    return [sum(cosine[i][j] for i in {*history} - {j}) for j in n]
 
 
 @pytest.mark.parametrize("seen", [*Seen])
@@ -95,6 +98,19 @@ def test_item_knn_ranks_alike_with_and_without_all_cosines(
     assert "item_knn [" in capsys.readouterr().err
     monkeypatch.setattr(next_item_baselines, "SHARE", 0)
     assert (found == ranks_by(SCORERS[Baseline.item_knn], events, Seen.keep)).all()
+
+
+def test_a_log_without_training_has_no_baselines_that_count(events: NextItems) -> None:
+    """Of an export. All items had the count 0, and the order of their numbers was the baseline."""
+    with raises(DataError, "export"):
+        ranks_by(SCORERS[Baseline.popularity], replace(events, train_e=events.train_e & False), Seen.keep)
+
+
+def test_repeats_of_the_history_are_counted(events: NextItems) -> None:
+    repeats = [target in events.before(i) for i, target in enumerate(events.target_n.tolist())]
+    assert events.repeated_n.tolist() == repeats and 0 < sum(repeats) < len(repeats)
+    sizes = NextItem("val", "log", replace(events, without_history=7), (1,), Seen.keep)._sizes()
+    assert (sizes["num_repeats"], sizes["num_without_history"]) == (sum(repeats), 7)
 
 
 def test_metrics_are_those_of_one_right_item(events: NextItems) -> None:
