@@ -6,6 +6,8 @@ import json
 from dataclasses import replace
 from pathlib import Path
 from shutil import copytree
+from textwrap import dedent
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -18,19 +20,26 @@ from safetensors.numpy import load_file, save_file
 import dyad
 from dyad.data.base.errors import ConfigError
 from dyad.data.config import DataConfig, ItemKind, SequenceConfig
+from dyad.eval.encode.encoder import Encoder
 from dyad.export.library import ExportSource
 from dyad.export.main import ExportFormat, export, library_of
+from dyad.recommend import build_recommender
 from dyad.train.config import ModelConfig, RunConfig, Task, TrainConfig
 from dyad.train.context_config import ContextConfig, ContextKind
+from dyad.train.distributed.world import World
 from dyad.train.losses.options.choices import Similarity
 from dyad.train.losses.options.registry import configure
 from dyad.train.towers.build import build_model
+from dyad.train.towers.models import SequenceModel
+from dyad.train.towers.sequence import SequenceTower
 
 NAMES = [f"item {n}" for n in range(11)] + ["a\u2028b\rc"]  # breaks of lines that are none in items.txt
 
 
-def source(kind: ContextKind, similarity: Similarity, folder: Path) -> ExportSource:
-    """A model with random weights, trained on a log of NAMES in this order."""
+def source(
+    kind: ContextKind, similarity: Similarity, folder: Path, width: int | None = 8, cpc: bool = False
+) -> ExportSource:
+    """A model with random weights, trained on a log of NAMES in this order. cpc: with a matrix of CPC for the next."""
     rows = [{"user": f"u{n % 3}", "item": name, "time": n} for n, name in enumerate(NAMES)]
     (folder / "log.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     torch.manual_seed(0)
@@ -38,11 +47,14 @@ def source(kind: ContextKind, similarity: Similarity, folder: Path) -> ExportSou
     config = TrainConfig(
         task=Task.sequence,
         data=DataConfig(train=str(folder / "log.jsonl"), items=ItemKind.ids, sequence=sequence, workers=0),
-        model=ModelConfig(embed_dim=6, context=ContextConfig(kind=kind, layers=2, heads=2, width=8)),
+        model=ModelConfig(embed_dim=6, context=ContextConfig(kind=kind, layers=2, heads=2, width=width)),
         run=RunConfig(inputs=len(NAMES)),
         objective=replace(configure("clip"), similarity=similarity),
     )
-    return ExportSource("run", config, build_model(config), None, 1)
+    model = build_model(config)
+    if cpc:
+        cast(SequenceTower, model.towers.x_tower).set_prediction_matrices(torch.randn(1, 6, 6))
+    return ExportSource("run", config, model, None, 1)
 
 
 @pytest.mark.parametrize("similarity", [*Similarity])
@@ -75,6 +87,34 @@ def test_an_export_recommends_what_the_scores_say(
         for hits, history in zip(found, histories, strict=True)
     ]
     assert [hit.item for hit in model.recommend(histories[1], k=2)] == [hit.item for hit in found[1][:2]]
+
+
+@pytest.mark.parametrize("similarity", [*Similarity])
+@pytest.mark.parametrize("kind", [*ContextKind])
+@pytest.mark.parametrize(("width", "cpc"), [(8, False), (None, False), (8, True), (None, True)])
+def test_an_export_recommends_as_the_run_and_as_its_readme_computes(
+    width: int | None, cpc: bool, kind: ContextKind, similarity: Similarity, tmp_path: Path
+) -> None:
+    given = source(kind, similarity, tmp_path, width, cpc)
+    library = library_of(ExportFormat.torch)
+    library.write(tmp_path, given)
+    found = dyad.load(tmp_path).recommend([NAMES[2], NAMES[0], NAMES[0], NAMES[5]], k=12)
+    made = build_recommender(
+        given.config, cast(SequenceModel, given.model), Encoder.of(given.config, given.model, World())
+    )
+    assert [hit.item for hit in found] == [name for _, name in made([[NAMES[n] for n in (2, 0, 0, 5)]], 12, False)[0]]
+    recipe = dedent(library.snippet(tmp_path, given).partition("from 0:\n")[2])
+    variables: dict[str, Any] = {}
+    exec(recipe.replace("history = [0, 1]", "history = [2, 0, 0, 5]"), variables)
+    scores = variables["scores"].numpy()
+    np.testing.assert_allclose([scores[NAMES.index(hit.item)] for hit in found], [h.score for h in found], atol=1e-5)
+
+
+def test_an_export_that_dyad_reads_otherwise_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given = source(ContextKind.gru, Similarity.dot, tmp_path, cpc=True)
+    monkeypatch.setattr(SequenceTower, "next_network", property(lambda self: self.context))
+    with raises(AssertionError, "dyad.load"):
+        library_of(ExportFormat.torch).write(tmp_path, given)
 
 
 @pytest.mark.parametrize("similarity", [*Similarity])
