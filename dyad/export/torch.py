@@ -60,7 +60,8 @@ def _contexts(tower: SequenceTower, made: Recommender) -> Iterator[tuple[list[in
     for history in HISTORIES:
         numbers = [number % count for number in history]
         with torch.no_grad():
-            yield numbers, HistoryEncoder(tower, made.items_ND)(torch.tensor([numbers]))
+            context = HistoryEncoder(tower, made.items_ND)(torch.tensor([numbers]))
+        yield numbers, context
 
 
 def _checked(source: ExportSource) -> tuple[SequenceTower, Recommender]:
