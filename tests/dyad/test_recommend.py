@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from shutil import copytree
@@ -12,15 +13,21 @@ from typing import Any, cast
 import numpy as np
 import pytest
 import torch
+from helpers.eval import ROOT
 from helpers.export import near
 from helpers.messages import raises
 from helpers.slow_imports import recommends_without_slow_imports
 from safetensors.numpy import load_file, save_file
 
 import dyad
-from dyad.data.base.errors import ConfigError
+from dyad.data.base.errors import ConfigError, DataError
 from dyad.data.config import DataConfig, ItemKind, SequenceConfig
+from dyad.data.sequence.frames import Frames
+from dyad.data.sequence.histories import Histories
+from dyad.data.sequence.items import ItemFrames
 from dyad.eval.encode.encoder import Encoder
+from dyad.eval.encode.histories import encode_histories
+from dyad.evaluation.load_run import LoadedModel
 from dyad.export.library import ExportSource
 from dyad.export.main import ExportFormat, export, library_of
 from dyad.recommend import build_recommender
@@ -158,6 +165,72 @@ def test_histories_that_are_none(exported: Path) -> None:
     ):
         with raises(ConfigError, *words):
             model.recommend(history)  # pyright: ignore[reportCallIssue, reportArgumentType]
+
+
+@pytest.mark.parametrize("width", [None, 4])
+@pytest.mark.parametrize("similarity", [*Similarity])
+def test_scores_are_products_of_the_vectors_of_histories_and_items(
+    similarity: Similarity, width: int | None, tmp_path: Path
+) -> None:
+    library_of(ExportFormat.torch).write(tmp_path, source(ContextKind.gru, similarity, tmp_path, cpc=True))
+    model = dyad.load(tmp_path, width=width)
+    histories = [["item 3"], ["new", "item 1", "item 5", "item 2", "item 5"]]
+    x, y = model.encode_history(histories), model.encode_item()
+    assert [*model.items] == NAMES and x.shape == (2, width or 6) and y.dtype == np.float32
+    for row, hits in zip(x @ y.T, model.recommend(histories, k=12), strict=True):
+        np.testing.assert_allclose([row[NAMES.index(hit.item)] for hit in hits], [hit.score for hit in hits], atol=1e-6)
+    assert np.array_equal(model.encode_item(NAMES[3:1:-1]), y[3:1:-1])
+    assert (
+        np.array_equal(model.encode_item(NAMES[3]), y[3:4]) and model.encode_history(histories[0]).shape == x[:1].shape
+    )
+    with raises(ConfigError, "'item 99'", "Did you mean 'item 9'"):
+        model.encode_item("item 99")
+    with raises(ConfigError, "frames", "encode_history"):
+        model.encode_sequence(np.zeros((3, 2)))
+
+
+def test_the_example_of_the_documents_runs(
+    exported: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    *_, example = re.findall(r"```python\n(import dyad\n.*?)```", (ROOT / "docs/python.md").read_text(), re.DOTALL)
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs/next_item").symlink_to(exported)
+    monkeypatch.chdir(tmp_path)
+    exec(example.replace("Gen.1.", "item "), {})
+    (best,) = dyad.load(exported).recommend(["item 1", "item 2"], k=1)
+    assert capsys.readouterr().out == f"{best.item}\n"
+
+
+@pytest.mark.parametrize("similarity", [*Similarity])
+def test_contexts_of_frames_are_those_of_the_evaluation(similarity: Similarity, tmp_path: Path) -> None:
+    sequences = [np.random.default_rng(n).normal(size=(steps, 3)) for n, steps in enumerate((7, 1, 4))]
+    for n, frames in enumerate(sequences):
+        np.save(tmp_path / f"{n}.npy", frames)
+    given = source(ContextKind.gru, similarity, tmp_path, cpc=True)
+    data, run = replace(given.config.data, items=ItemKind.frames), RunConfig(inputs=3)
+    config = replace(given.config, data=data, run=run)
+    built = build_model(config)
+    cast(SequenceTower, built.towers.x_tower).set_prediction_matrices(torch.randn(1, 6, 6))
+    model = dyad.Model(LoadedModel("here", config, built, None), Encoder.of(config, built, World()))
+    paths = [tmp_path / f"{n}.npy" for n in range(3)]
+    read = Frames([str(path) for path in paths])
+    histories = Histories(read.as_log(), read.starts[1:], ItemFrames(read), data.sequence.length)
+    want, _ = encode_histories(replace(model.encoder, features=True), histories)
+    np.testing.assert_allclose(model.encode_sequence(sequences), want, atol=1e-6)
+    np.testing.assert_allclose(model.encode_sequence([paths[0], str(paths[1])]), want[:2], atol=1e-6)
+    np.testing.assert_allclose(model.encode_sequence(sequences[2]), want[2:], atol=1e-6)
+    for bad, error, words in (
+        (np.zeros(3), ConfigError, ["item 0"]),
+        ([sequences[0], [1.0]], ConfigError, ["item 1"]),
+        ([], ConfigError, ["empty"]),
+        (np.zeros((2, 4)), DataError, ["item 0", 3, "finite"]),
+        (np.full((2, 3), np.nan), DataError, ["item 0", 3, "finite"]),
+        (tmp_path / "none.npy", DataError, ["none.npy"]),
+    ):
+        with raises(error, *words):
+            model.encode_sequence(bad)
+    with raises(ConfigError, "encode_sequence"):
+        model.encode_item()
 
 
 def test_items_that_came_after_the_training_are_left_out(exported: Path) -> None:
