@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from dyad.data.base.errors import ConfigError, DataError
     from dyad.evaluate_model import evaluate
     from dyad.index import Hit, Index
-    from dyad.model import Model, load
+    from dyad.load_model import load
+    from dyad.model import Model
     from dyad.train.losses import OBJECTIVES, build_objective
     from dyad.train.losses.gathered.batch import Columns
     from dyad.training_batches import Batch, batches
@@ -28,7 +29,8 @@ MODULES = {
     "dyad.train.losses": ("OBJECTIVES", "build_objective"),
     "dyad.train.losses.gathered.batch": ("Columns",),
     "dyad.index": ("Hit", "Index"),
-    "dyad.model": ("Model", "load"),
+    "dyad.load_model": ("load",),
+    "dyad.model": ("Model",),
     "dyad.evaluate_model": ("evaluate",),
     "dyad.training_batches": ("Batch", "batches"),
 }

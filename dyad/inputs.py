@@ -14,9 +14,10 @@ import torch
 from PIL.Image import Image
 from torch import Tensor
 
-from dyad.data.base.errors import ConfigError, first_line
+from dyad.data.base.errors import ConfigError, DataError, first_line
 from dyad.data.base.files import file_inside
 from dyad.data.question_passage.passages import Passage
+from dyad.data.sequence.frames import Frames
 from dyad.train.distributed.devices import cuda_usable
 from dyad.train.towers import models
 
@@ -28,7 +29,7 @@ USES: Mapping[type[models.TwoTowerModel], tuple[str, str]] = {  # what a model t
     models.ImageModel: ("images", "encode_image"),
     models.ImageTextModel: ("images and texts", "encode_image, encode_text"),
     models.TextPairModel: ("questions and passages", "encode_question, encode_passage"),
-    models.SequenceModel: ("items of sequences", "recommend"),
+    models.SequenceModel: ("items of sequences", "recommend, encode_item, encode_history; encode_sequence of frames"),
     models.LanguageModel: ("answers to prompts", "score"),
 }
 
@@ -142,6 +143,27 @@ def histories_of(given: Any) -> tuple[list[list[str]], bool]:
     many = listed(given, "ids of a history")
     single = np.ndim(many[0]) == 0
     return [texts_of(each, "ids of a history") for each in ([many] if single else many)], single
+
+
+def frames_of(given: Any, width: int | None, length: int) -> list[np.ndarray]:
+    """Return the last `length` frames of each sequence as float32 (T, width); a single sequence becomes a list of one.
+
+    A sequence is an array (T, features) of floats, or the path of such a .npy file. Raises ConfigError for any other
+    value and for an empty list; DataError for a file that cannot be read, for another width, and for a value that is
+    not finite.
+    """
+    single = isinstance(given, str | PathLike) or (isinstance(given, np.ndarray) and given.ndim == 2)
+    sequences = []
+    for i, each in enumerate([given] if single else listed(given, "sequences")):
+        if isinstance(each, str | PathLike):
+            frames = Frames([os.path.expanduser(each)])
+            each = frames.read(np.arange(len(frames))[-length:])
+        elif not isinstance(each, np.ndarray) or each.ndim != 2 or each.dtype.kind != "f" or not each.size:
+            raise ConfigError(f"sequences: item {i} must be a path, or an array of floats (steps, features)")
+        if each.shape[1] != width or not np.isfinite(each).all():
+            raise DataError(f"sequences: item {i} must have frames of {width} finite features, as in training")
+        sequences.append(each[-length:].astype(np.float32))
+    return sequences
 
 
 def entries_of(given: Any, name: str) -> list[Any]:

@@ -1,4 +1,4 @@
-"""The public Python interface to a model: `load` opens a run, an export, or a model of another library.
+"""The public Python interface to a model, which `dyad.load` opens (dyad/load_model.py).
 
 Texts and images are prepared with the settings of the model: prefixes, lengths, use of titles, image size. Embeddings
 are numpy arrays, float32 (n, D), with L2 norm 1 if the model compares by cosine. On the same device, and with the same
@@ -21,8 +21,7 @@ import torch
 
 from dyad import inputs
 from dyad.data.base.errors import ConfigError, nearest
-from dyad.data.base.progress import print_on_rank_0
-from dyad.data.config import PassageConfig, QuestionConfig
+from dyad.data.config import ItemKind, PassageConfig, QuestionConfig
 from dyad.data.image_text.in_memory import GivenImages, ImageInput, readable
 from dyad.data.image_text.items import Captions, Images, Items
 from dyad.data.question_passage.corpus import open_corpus
@@ -33,15 +32,13 @@ from dyad.data.shards.sources import parse_sources
 from dyad.eval.encode.embeddings import encode_corpus, identity_of
 from dyad.eval.encode.encoder import Encoder
 from dyad.eval.search.index_spec import Spec
-from dyad.evaluation.load_model import find_model, settings_of
-from dyad.evaluation.load_run import LoadedModel, LoadedRun
+from dyad.evaluation.load_model import settings_of
+from dyad.evaluation.load_run import LoadedModel
 from dyad.index import Hit, Index
 from dyad.inputs import OnError, PassageLike
-from dyad.recommend import Recommender, build_recommender
+from dyad.recommend import Recommender, build_recommender, contexts_of_frames
 from dyad.run.class_names import class_vectors
 from dyad.train.config import TrainConfig
-from dyad.train.distributed.world import World
-from dyad.train.towers.heads import representation
 from dyad.train.towers.models import ImageModel, ImageTextModel, LanguageModel, SequenceModel, TextPairModel
 
 
@@ -247,6 +244,36 @@ class Model:
         found = [[Hit(*pair) for pair in row] for row in self._recommender(histories, k, drop_seen)]
         return found[0] if single else found
 
+    def encode_item(self, names: str | Iterable[str] | None = None) -> np.ndarray:
+        """Return the vectors of n items by a model of sequences, float32 (n, D), as `recommend` compares them.
+
+        names: ids of items; None: all `items`, in their order. The first call embeds all items. Raises the errors of
+        `recommend`, and ConfigError for an id that the model does not know.
+        """
+        return self._recommender.vectors(self.items if names is None else inputs.texts_of(names, "items"))
+
+    def encode_history(self, history: Sequence[str] | Sequence[Sequence[str]]) -> np.ndarray:
+        """Return the vectors of n histories, float32 (n, D), whose products with those of items `recommend` sorts by.
+
+        history: as for `recommend`, whose errors are raised; a single one counts as a list of one. Of a model trained
+        by CPC they are W_1 c: what the context c predicts for the next step.
+        """
+        made = self._recommender
+        return made.contexts(made.numbers(inputs.histories_of(history)[0]))
+
+    def encode_sequence(self, sequences: Any) -> np.ndarray:
+        """Return the contexts c at the last frames of n sequences, float32 (n, D), by a model of frames.
+
+        They are those of context_probe in the evaluation. sequences: an array (T, features) of floats, the path of such
+        a .npy file, or a list of them; the last data.sequence.length frames count. For the context at an earlier frame,
+        give the frames up to it. Raises ConfigError for other values and for a model that is not of frames, DataError
+        for a file that cannot be read, for another number of features, and for a value that is not finite.
+        """
+        if self.config.data.items is not ItemKind.frames:
+            raise ConfigError(f"this model is not of frames (data.items=frames): {inputs.USES[SequenceModel][1]}")
+        frames = inputs.frames_of(sequences, self.config.run.inputs, self.config.data.sequence.length)
+        return contexts_of_frames(self.encoder, frames)
+
     def score(self, prompt: str, answers: Iterable[str]) -> np.ndarray:
         """Return the log-likelihoods of n answers after a prompt, each as the mean over its tokens, float32 (n,).
 
@@ -290,6 +317,11 @@ class Model:
     def classes(self) -> list[str]:
         """The names of the classes of a run of task=labelled, in the order of `encode_class`; [] for other models."""
         return self.config.run.classes or []
+
+    @property
+    def items(self) -> Sequence[str]:
+        """The ids of the items of a model of sequences, in the order of `encode_item`. Raises as `recommend`."""
+        return self._recommender.items.names
 
     @property
     def temperature(self) -> float | None:
@@ -353,39 +385,3 @@ class Model:
 
     def _encoder(self, normalize: bool | None) -> Encoder:
         return self.encoder if normalize is None else replace(self.encoder, cosine=normalize)
-
-
-def load(
-    name: str | PathLike[str],
-    device: str | torch.device | None = None,
-    *,
-    block: int | None = None,
-    workers: int = 0,
-    width: int | None = None,
-) -> Model:
-    """Load a model by name: "runs/NAME", a checkpoint or an export folder, "open_clip:NAME@WEIGHTS", "st:FOLDER", ….
-
-    name: in any form that `python -m eval --help` lists for model=; a folder may be a Path. Published weights that the
-    cache lacks are downloaded. device: None for the GPU if there is one, else the CPU. block: how many items a tower
-    embeds at a time; None: the value of the run, 256 for other models. workers: number of processes that prepare
-    inputs; 0: this process does. width: embeddings have only so many of their first numbers, for a model trained with
-    objective.matryoshka; None: all, as in exports; eval.width of a run is of evaluations alone. A line on stderr says
-    that a run was not trained with this width. Raises ConfigError for a name that is no model, for a device that torch
-    cannot use, and for a block or width below 1; ConfigError or DataError for damaged files. A width above that of the
-    model's embeddings is refused when something is embedded.
-    """
-    if not isinstance(name, str | PathLike):
-        raise ConfigError(f"name={name!r:.80} must be a str or a path, such as 'runs/NAME'")
-    device = inputs.device_of(device)
-    found = find_model(os.fspath(name)).load()
-    data, options = replace(found.config.data, workers=workers), found.config.eval
-    block = options.block if block is None else inputs.count_of(block, "block")
-    width = None if width is None else inputs.count_of(width, "width")
-    trained = [*getattr(found.config.objective, "matryoshka", []), found.config.model.embed_dim]
-    if width and isinstance(found, LoadedRun) and width not in trained:
-        why = "its first numbers were not trained to be an embedding of their own"
-        print_on_rank_0(f"width={width}: objective.matryoshka of {found.run} lacks it, so {why}")
-    config = replace(found.config, data=data, eval=replace(options, block=block, width=width or options.width))
-    world = World(device=device)
-    encoder = replace(Encoder.of(config, representation(found.model), world), width=width)
-    return Model(replace(found, config=config), encoder)

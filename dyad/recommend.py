@@ -45,11 +45,7 @@ class Recommender:
         not know are left out, as in the evaluation. drop_seen: whether to leave out all items of the history, also
         those before its last `length`. Raises ConfigError for a history without a known id.
         """
-        numbers = [[self._numbers[name] for name in history if name in self._numbers] for history in histories]
-        if [] in numbers:
-            name = histories[empty := numbers.index([])][0]
-            hint = nearest(name, self.items.names)
-            raise ConfigError(f"history {empty}: the model knows none of its items, such as '{name:.80}'.{hint}")
+        numbers = self.numbers(histories)
         contexts = self.contexts(numbers)
         hidden = [{*history} if drop_seen else set[int]() for history in numbers]
         hits = self._index.search(contexts, k + max(map(len, hidden)))
@@ -58,14 +54,41 @@ class Recommender:
         ]
         return [[(score, self.items.names[i]) for i, score in row] for row in found]
 
+    def numbers(self, histories: Sequence[Sequence[str]]) -> list[list[int]]:
+        """Return for each history the positions in `items` of its ids; ids that the model does not know are left out.
+
+        Raises ConfigError for a history without a known id.
+        """
+        numbers = [[self._numbers[name] for name in history if name in self._numbers] for history in histories]
+        if [] in numbers:
+            name = histories[empty := numbers.index([])][0]
+            hint = nearest(name, self.items.names)
+            raise ConfigError(f"history {empty}: the model knows none of its items, such as '{name:.80}'.{hint}")
+        return numbers
+
+    def vectors(self, names: Sequence[str]) -> np.ndarray:
+        """Return the vectors of n items by which they are compared, float32 (n, D): cut, and normalised if `cosine`.
+
+        Raises ConfigError for an id that the model does not know.
+        """
+        if unknown := [name for name in names if name not in self._numbers]:
+            raise ConfigError(
+                f"the model does not know the item '{unknown[0]:.80}'.{nearest(unknown[0], self.items.names)}"
+            )
+        return self._compared_ND[[self._numbers[name] for name in names]]
+
     @cached_property
     def _numbers(self) -> dict[str, int]:
         return {name: number for number, name in enumerate(self.items.names)}
 
     @cached_property
-    def _index(self) -> Index:
+    def _compared_ND(self) -> np.ndarray:
         items_ND = self.items_ND[:, : self.encoder.width]
-        return Index((F.normalize(items_ND, dim=-1) if self.cosine else items_ND).numpy())
+        return (F.normalize(items_ND, dim=-1) if self.cosine else items_ND).numpy()
+
+    @cached_property
+    def _index(self) -> Index:
+        return Index(self._compared_ND)
 
     def contexts(self, numbers: Sequence[Sequence[int]]) -> np.ndarray:
         """Return the context vectors of n histories, float32 (n, D), normalised if `cosine`. D: encoder.width, if set.
@@ -76,6 +99,20 @@ class Recommender:
         last = padded([np.array(history[-self.length :]) for history in numbers])
         of = HistoryEncoder(cast(SequenceTower, self.encoder.towers["x"]), self.items_ND.to(self.encoder.world.device))
         return replace(self.encoder, towers={"x": of}, cosine=self.cosine)("x", _Rows(last))
+
+
+def contexts_of_frames(encoder: Encoder, frames: Sequence[np.ndarray]) -> np.ndarray:
+    """Return the contexts at the last frames of n sequences, float32 (n, D), normalised if `encoder.cosine`.
+
+    frames: n float32 arrays (T, F) of T ≥ 1 frames with F features.
+    """
+    whole = replace(encoder, cosine=False, width=None)
+    of_frames = torch.from_numpy(whole("y", _Rows(torch.from_numpy(np.concatenate(frames)))))
+    tower = cast(SequenceTower, encoder.towers["x"])
+    of = HistoryEncoder(tower, of_frames.to(encoder.world.device), ahead=False)
+    ends = np.cumsum([len(each) for each in frames])
+    rows = padded([np.arange(end - len(each), end) for end, each in zip(ends, frames, strict=True)])
+    return replace(whole, towers={"x": of}, cosine=encoder.cosine)("x", _Rows(rows))
 
 
 @dataclass(frozen=True)
@@ -97,7 +134,10 @@ def build_recommender(config: TrainConfig, model: SequenceModel, encoder: Encode
     (data.items=frames); ConfigError or DataError if the log, or the text or image of an item, cannot be read.
     """
     if config.data.items is ItemKind.frames:
-        raise ConfigError("this model is of frames (data.items=frames), which are no items of a catalogue")
+        raise ConfigError(
+            "this model is of frames (data.items=frames), which are no items of a catalogue. Python: load the run, "
+            "and call encode_sequence"
+        )
     names = known_ids(config.data, model.names, config.run.inputs)
     items = ItemNumbers(names) if model.names else items_of(names, config.data, model)
     embeddings = replace(encoder, cosine=False, width=None)("y", ItemList(items))  # contexts are of whole embeddings

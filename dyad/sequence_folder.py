@@ -82,6 +82,8 @@ def read_sequence_folder(folder: str) -> LoadedModel:
             # of the weights that are there: nn.Embedding would draw them, for which torch imports its compiler
             vectors = nn.Embedding.from_pretrained(weights["trunk.weight"], freeze=False)
             network = ContextNetwork(config.model.context, width := vectors.embedding_dim)
+            if "context.leave.weight" in weights:  # that of CPC is there for equal widths too (`followed_by`)
+                network.leave = nn.Linear(network.inside, width)
             tower = SequenceTower(Tower(vectors, nn.Identity()), network)
         tower.load_state_dict(weights, assign=True)
     except DAMAGED as error:
@@ -92,9 +94,7 @@ def read_sequence_folder(folder: str) -> LoadedModel:
 
 def _config(about: About, weights: dict[str, Tensor]) -> TrainConfig:
     count, width = weights["trunk.weight"].shape
-    leave = weights.get("context.leave.weight")
-    outside = None if leave is None else len(leave)
-    context = ContextConfig(ContextKind(about.kind), about.layers, about.width, about.heads, 0.0, outside)
+    context = ContextConfig(ContextKind(about.kind), about.layers, about.width, about.heads, 0.0)
     check_limits(context, "model.context.")
     similarity = Similarity.cosine if about.cosine else Similarity.dot
     data = DataConfig(items=ItemKind.ids, sequence=SequenceConfig(length=about.length))

@@ -31,6 +31,7 @@ from dyad.data.question_passage.text_views import SingleTexts, open_texts
 from dyad.data.sequence.dataset import NEXT, OWN, Sequences, catalogue_of
 from dyad.data.sequence.files import sequence_files
 from dyad.data.sequence.open import open_sequences
+from dyad.data.sequence.windows import Windows
 from dyad.data.shards.manifest import FileEntry, Manifest, file_entries
 from dyad.data.shards.shards import Shards, open_shards
 from dyad.data.shards.sources import parse_sources, written_sources
@@ -240,10 +241,22 @@ def _sequence(config: TrainConfig, model: Any) -> TrainingData:
     log, items = open_sequences(config.data, model)
     ahead = OWN if "lengths" in OBJECTIVES[config.objective.name].takes else NEXT
     dataset = Sequences(log, items, config.data.sequence.length, ahead)
+    check_horizons(config, dataset.windows)
     order = _order(config, [len(dataset.windows)], [1.0])
     data = TrainingData(dataset, order, dataset.fingerprint, {"data.train": log.files})
     files = sequence_files(config.data.train, config.data)
     return _with_drawn_items(config, data, lambda: catalogue_of(dataset, files, model.tokenize))
+
+
+def check_horizons(config: TrainConfig, windows: Windows) -> None:
+    """Raise ConfigError if objective=cpc predicts further ahead than the longest window (training sample) has steps."""
+    horizons, longest = getattr(config.objective, "horizons", 0), int(windows.sizes.max(initial=0))
+    if 0 < longest <= horizons:
+        raise ConfigError(
+            f"objective.horizons={horizons}: the longest sample has {longest} steps, so the W of {longest} and "
+            f"more steps ahead would never be trained. Set it to {longest - 1} or less; a sample has at most "
+            f"data.sequence.length={config.data.sequence.length} steps"
+        )
 
 
 # Task → data.items → the function that opens the data; a task that ignores data.items has one function for all values

@@ -56,7 +56,7 @@ from dyad.train.towers.libraries.published import file_of, location_of, split_re
 from dyad.train.towers.libraries.sentence_transformers import describe_choices
 from dyad.train.towers.text.text_tower import build_text_tower
 from dyad.train.tracking.wandb_mode import wandb_mode
-from dyad.training_data import check_texts
+from dyad.training_data import check_horizons, check_texts
 
 SCANNED = 256 << 20  # bytes: a shard without an index that is larger is not read
 TOKENIZERS = ("tokenizer.json", "vocab.txt", "vocab.json", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model")
@@ -122,8 +122,8 @@ def _sequences(config: TrainConfig) -> Iterator[Finding]:
     """Read the sequences of data.train, and yield a finding (a line marked ok) with the numbers of events and samples.
 
     Events are items or frames. A sample is a window of consecutive events of one sequence. Raises ConfigError if files
-    or columns are missing; DataError if an event lacks a valid value, if an item that an event names is missing, or if
-    there are fewer samples than global_batch_size.
+    or columns are missing, and as `check_horizons`; DataError if an event lacks a valid value, if an item that an event
+    names is missing, or if there are fewer samples than global_batch_size.
     """
     log, items = open_sequences(config.data, SimpleNamespace(tokenize=None, image=None))
     ahead = OWN if "lengths" in config.objective.takes else NEXT
@@ -131,6 +131,7 @@ def _sequences(config: TrainConfig) -> Iterator[Finding]:
     (found,) = sequences.notes()
     if len(sequences.windows) < config.global_batch_size:
         raise DataError(f"{log.files[0].name}: {found}, fewer than global_batch_size={config.global_batch_size}")
+    check_horizons(config, sequences.windows)
     yield ok("data", f"{', '.join(file.name for file in log.files[:3])}: {found}")
 
 

@@ -119,13 +119,18 @@ def compare_embeddings(library: Library, folder: Path, source: ExportSource) -> 
         in_a_clean_process(library.name, folder, job)
         theirs = load_file(job / reload.THEIRS)
     assert theirs.keys() == {str(i) for i in range(len(calls))}, theirs.keys()
-    largest = 0.0
-    for i, call in enumerate(calls):
-        length = call.ours.norm(dim=-1, keepdim=True).clamp(min=torch.finfo(call.ours.dtype).tiny)
-        distance = float(((call.ours - theirs[str(i)]) / length).abs().max())
-        assert distance <= TOLERANCE, f"{library.name} gives other embeddings than the run, by up to {distance}"
-        largest = max(largest, distance)
-    return largest
+    return max((difference(library.name, call.ours, theirs[str(i)]) for i, call in enumerate(calls)), default=0.0)
+
+
+def difference(by: str, ours: Tensor, theirs: Tensor) -> float:
+    """Return the largest difference of a coordinate between embeddings (n, D), divided by the L2 norm of our row.
+
+    by: what computed `theirs`, for the message. Raises AssertionError for a difference above TOLERANCE.
+    """
+    length = ours.norm(dim=-1, keepdim=True).clamp(min=torch.finfo(ours.dtype).tiny)
+    distance = float(((ours - theirs) / length).abs().max())
+    assert distance <= TOLERANCE, f"{by} gives other embeddings than the run, by up to {distance}"
+    return distance
 
 
 def in_a_clean_process(library: str, folder: Path, job: Path) -> None:

@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import cast
 
 import torch
+from torch import Tensor, nn
 
 from dyad.data.base.errors import ConfigError
 from dyad.eval.encode.encoder import Encoder
-from dyad.export.library import Call, ExportSource, Library, render
+from dyad.export.library import Call, ExportSource, Library, difference, render
 from dyad.recommend import Recommender, build_recommender
-from dyad.sequence_folder import About, write_sequence_folder
+from dyad.sequence_folder import About, read_sequence_folder, write_sequence_folder
 from dyad.train.distributed.world import World
 from dyad.train.towers.models import SequenceModel
 from dyad.train.towers.sequence import HistoryEncoder, SequenceTower
@@ -24,13 +25,17 @@ HISTORIES = ([0], [1, 0, 1], [0, 1, 2, 1, 0])  # of the check: numbers of items,
 def write(folder: Path, source: ExportSource) -> None:
     """Write the embeddings of all items and the context network into `folder` (dyad/sequence_folder.py).
 
-    All items are embedded for it. Raises ConfigError for a model of another task than sequence, and for a model of
-    frames; ConfigError or DataError if the training log, which has the ids of the items, cannot be read.
+    All items are embedded for it. The folder is then read as `dyad.load` reads it, and its contexts are compared with
+    ours. Raises ConfigError for a model of another task than sequence, and for a model of frames; ConfigError or
+    DataError if the training log, which has the ids of the items, cannot be read; AssertionError if contexts differ.
     """
     tower, made = _checked(source)
     context, own = tower.next_network, source.config.model.context
     about = About(str(context.kind), own.layers, own.heads, context.inside, made.length, made.cosine)
     write_sequence_folder(folder, about, context, made.items_ND, made.items.names)
+    loaded = cast(SequenceTower, read_sequence_folder(str(folder)).model.towers.x_tower)
+    for (_, ours), (_, theirs) in zip(_contexts(tower, made), _contexts(loaded, made), strict=True):
+        difference("dyad.load", ours, theirs)
 
 
 def calls(source: ExportSource) -> Iterator[Call]:
@@ -38,18 +43,25 @@ def calls(source: ExportSource) -> Iterator[Call]:
 
     Raises the errors of `write`.
     """
-    tower, made = _checked(source)
-    count = len(made.items_ND)
-    for history in HISTORIES:
-        numbers = [number % count for number in history]
-        with torch.no_grad():
-            ours = HistoryEncoder(tower, made.items_ND)(torch.tensor([numbers]))
+    for numbers, ours in _contexts(*_checked(source)):
         yield Call(ours, hints={"history": numbers})
 
 
 def snippet(folder: Path, source: ExportSource) -> str:
     """Return Markdown that shows how to load the folder and recommend items."""
-    return render("torch.md.j2", folder, source)
+    network = cast(SequenceTower, source.model.towers.x_tower).next_network
+    layers = [name for name in ("enter", "leave") if isinstance(getattr(network, name), nn.Linear)]
+    return render("torch.md.j2", folder, source, width=network.inside, linear=layers)
+
+
+def _contexts(tower: SequenceTower, made: Recommender) -> Iterator[tuple[list[int], Tensor]]:
+    """Yield each of the HISTORIES as numbers of items, and its context vector by `tower`, (1, D)."""
+    count = len(made.items_ND)
+    for history in HISTORIES:
+        numbers = [number % count for number in history]
+        with torch.no_grad():
+            context = HistoryEncoder(tower, made.items_ND)(torch.tensor([numbers]))
+        yield numbers, context
 
 
 def _checked(source: ExportSource) -> tuple[SequenceTower, Recommender]:

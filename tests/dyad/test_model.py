@@ -358,8 +358,9 @@ def test_the_examples_of_the_documents_run(
 ) -> None:
     """As shown, but for a smaller batch; each has at most twelve lines."""
     examples = re.findall(r"```python\n(import dyad\n.*?)```", (ROOT / "docs/python.md").read_text(), re.DOTALL)
-    assert len(examples) == 2 and examples[0] in (ROOT / "README.md").read_text()
     assert all(len(example.splitlines()) <= 12 for example in examples)
+    examples.pop()  # of sequences: test_recommend.py
+    assert len(examples) == 2 and examples[0] in (ROOT / "README.md").read_text()
     shutil.copytree(beir, tmp_path / "data/samples/topics")
     (tmp_path / "data/samples/topics/qrels/test.tsv").rename(tmp_path / "data/samples/topics/qrels/train.tsv")
     (tmp_path / "runs").mkdir()

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from shutil import copytree
+from textwrap import dedent
+from typing import Any, cast
 
 import numpy as np
 import pytest
 import torch
+from helpers.eval import ROOT
 from helpers.export import near
 from helpers.messages import raises
 from helpers.slow_imports import recommends_without_slow_imports
@@ -18,22 +22,34 @@ from safetensors.numpy import load_file, save_file
 import dyad
 from dyad.data.base.errors import ConfigError, DataError
 from dyad.data.config import DataConfig, ItemKind, SequenceConfig
+from dyad.data.sequence.frames import Frames
+from dyad.data.sequence.histories import Histories
+from dyad.data.sequence.items import ItemFrames
+from dyad.eval.encode.encoder import Encoder
+from dyad.eval.encode.histories import encode_histories
 from dyad.eval.tasks.sequence.next_item import NextItem
+from dyad.evaluation.load_run import LoadedModel
 from dyad.evaluation.suite import build_evaluators
 from dyad.export.library import ExportSource
 from dyad.export.main import ExportFormat, export, library_of
+from dyad.recommend import build_recommender
 from dyad.train.config import ModelConfig, RunConfig, Task, TrainConfig
 from dyad.train.context_config import ContextConfig, ContextKind
+from dyad.train.distributed.world import World
 from dyad.train.eval_config import EvalConfig, Seen
 from dyad.train.losses.options.choices import Similarity
 from dyad.train.losses.options.registry import configure
 from dyad.train.towers.build import build_model
+from dyad.train.towers.models import SequenceModel
+from dyad.train.towers.sequence import SequenceTower
 
 NAMES = [f"item {n}" for n in range(11)] + ["a\u2028b\rc"]  # breaks of lines that are none in items.txt
 
 
-def source(kind: ContextKind, similarity: Similarity, folder: Path) -> ExportSource:
-    """A model with random weights, trained on a log of NAMES in this order."""
+def source(
+    kind: ContextKind, similarity: Similarity, folder: Path, width: int | None = 8, cpc: bool = False
+) -> ExportSource:
+    """A model with random weights, trained on a log of NAMES in this order. cpc: with a matrix of CPC for the next."""
     rows = [{"user": f"u{n % 3}", "item": name, "time": n} for n, name in enumerate(NAMES)]
     (folder / "log.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     torch.manual_seed(0)
@@ -41,11 +57,14 @@ def source(kind: ContextKind, similarity: Similarity, folder: Path) -> ExportSou
     config = TrainConfig(
         task=Task.sequence,
         data=DataConfig(train=str(folder / "log.jsonl"), items=ItemKind.ids, sequence=sequence, workers=0),
-        model=ModelConfig(embed_dim=6, context=ContextConfig(kind=kind, layers=2, heads=2, width=8)),
+        model=ModelConfig(embed_dim=6, context=ContextConfig(kind=kind, layers=2, heads=2, width=width)),
         run=RunConfig(inputs=len(NAMES)),
         objective=replace(configure("clip"), similarity=similarity),
     )
-    return ExportSource("run", config, build_model(config), None, 1)
+    model = build_model(config)
+    if cpc:
+        cast(SequenceTower, model.towers.x_tower).set_prediction_matrices(torch.randn(1, 6, 6))
+    return ExportSource("run", config, model, None, 1)
 
 
 @pytest.mark.parametrize("similarity", [*Similarity])
@@ -78,6 +97,34 @@ def test_an_export_recommends_what_the_scores_say(
         for hits, history in zip(found, histories, strict=True)
     ]
     assert [hit.item for hit in model.recommend(histories[1], k=2)] == [hit.item for hit in found[1][:2]]
+
+
+@pytest.mark.parametrize("similarity", [*Similarity])
+@pytest.mark.parametrize("kind", [*ContextKind])
+@pytest.mark.parametrize(("width", "cpc"), [(8, False), (None, False), (8, True), (None, True)])
+def test_an_export_recommends_as_the_run_and_as_its_readme_computes(
+    width: int | None, cpc: bool, kind: ContextKind, similarity: Similarity, tmp_path: Path
+) -> None:
+    given = source(kind, similarity, tmp_path, width, cpc)
+    library = library_of(ExportFormat.torch)
+    library.write(tmp_path, given)
+    found = dyad.load(tmp_path).recommend([NAMES[2], NAMES[0], NAMES[0], NAMES[5]], k=12)
+    made = build_recommender(
+        given.config, cast(SequenceModel, given.model), Encoder.of(given.config, given.model, World())
+    )
+    assert [hit.item for hit in found] == [name for _, name in made([[NAMES[n] for n in (2, 0, 0, 5)]], 12, False)[0]]
+    recipe = dedent(library.snippet(tmp_path, given).partition("from 0:\n")[2])
+    variables: dict[str, Any] = {}
+    exec(recipe.replace("history = [0, 1]", "history = [2, 0, 0, 5]"), variables)
+    scores = variables["scores"].numpy()
+    np.testing.assert_allclose([scores[NAMES.index(hit.item)] for hit in found], [h.score for h in found], atol=1e-5)
+
+
+def test_an_export_that_dyad_reads_otherwise_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given = source(ContextKind.gru, Similarity.dot, tmp_path, cpc=True)
+    monkeypatch.setattr(SequenceTower, "next_network", property(lambda self: self.context))
+    with raises(AssertionError, "dyad.load"):
+        library_of(ExportFormat.torch).write(tmp_path, given)
 
 
 @pytest.mark.parametrize("similarity", [*Similarity])
@@ -121,6 +168,72 @@ def test_histories_that_are_none(exported: Path) -> None:
     ):
         with raises(ConfigError, *words):
             model.recommend(history)  # pyright: ignore[reportCallIssue, reportArgumentType]
+
+
+@pytest.mark.parametrize("width", [None, 4])
+@pytest.mark.parametrize("similarity", [*Similarity])
+def test_scores_are_products_of_the_vectors_of_histories_and_items(
+    similarity: Similarity, width: int | None, tmp_path: Path
+) -> None:
+    library_of(ExportFormat.torch).write(tmp_path, source(ContextKind.gru, similarity, tmp_path, cpc=True))
+    model = dyad.load(tmp_path, width=width)
+    histories = [["item 3"], ["new", "item 1", "item 5", "item 2", "item 5"]]
+    x, y = model.encode_history(histories), model.encode_item()
+    assert [*model.items] == NAMES and x.shape == (2, width or 6) and y.dtype == np.float32
+    for row, hits in zip(x @ y.T, model.recommend(histories, k=12), strict=True):
+        np.testing.assert_allclose([row[NAMES.index(hit.item)] for hit in hits], [hit.score for hit in hits], atol=1e-6)
+    assert np.array_equal(model.encode_item(NAMES[3:1:-1]), y[3:1:-1])
+    assert (
+        np.array_equal(model.encode_item(NAMES[3]), y[3:4]) and model.encode_history(histories[0]).shape == x[:1].shape
+    )
+    with raises(ConfigError, "'item 99'", "Did you mean 'item 9'"):
+        model.encode_item("item 99")
+    with raises(ConfigError, "frames", "encode_history"):
+        model.encode_sequence(np.zeros((3, 2)))
+
+
+def test_the_example_of_the_documents_runs(
+    exported: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    *_, example = re.findall(r"```python\n(import dyad\n.*?)```", (ROOT / "docs/python.md").read_text(), re.DOTALL)
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs/next_item").symlink_to(exported)
+    monkeypatch.chdir(tmp_path)
+    exec(example.replace("Gen.1.", "item "), {})
+    (best,) = dyad.load(exported).recommend(["item 1", "item 2"], k=1)
+    assert capsys.readouterr().out == f"{best.item}\n"
+
+
+@pytest.mark.parametrize("similarity", [*Similarity])
+def test_contexts_of_frames_are_those_of_the_evaluation(similarity: Similarity, tmp_path: Path) -> None:
+    sequences = [np.random.default_rng(n).normal(size=(steps, 3)) for n, steps in enumerate((7, 1, 4))]
+    for n, frames in enumerate(sequences):
+        np.save(tmp_path / f"{n}.npy", frames)
+    given = source(ContextKind.gru, similarity, tmp_path, cpc=True)
+    data, run = replace(given.config.data, items=ItemKind.frames), RunConfig(inputs=3)
+    config = replace(given.config, data=data, run=run)
+    built = build_model(config)
+    cast(SequenceTower, built.towers.x_tower).set_prediction_matrices(torch.randn(1, 6, 6))
+    model = dyad.Model(LoadedModel("here", config, built, None), Encoder.of(config, built, World()))
+    paths = [tmp_path / f"{n}.npy" for n in range(3)]
+    read = Frames([str(path) for path in paths])
+    histories = Histories(read.as_log(), read.starts[1:], ItemFrames(read), data.sequence.length)
+    want, _ = encode_histories(replace(model.encoder, features=True), histories)
+    np.testing.assert_allclose(model.encode_sequence(sequences), want, atol=1e-6)
+    np.testing.assert_allclose(model.encode_sequence([paths[0], str(paths[1])]), want[:2], atol=1e-6)
+    np.testing.assert_allclose(model.encode_sequence(sequences[2]), want[2:], atol=1e-6)
+    for bad, error, words in (
+        (np.zeros(3), ConfigError, ["item 0"]),
+        ([sequences[0], [1.0]], ConfigError, ["item 1"]),
+        ([], ConfigError, ["empty"]),
+        (np.zeros((2, 4)), DataError, ["item 0", 3, "finite"]),
+        (np.full((2, 3), np.nan), DataError, ["item 0", 3, "finite"]),
+        (tmp_path / "none.npy", DataError, ["none.npy"]),
+    ):
+        with raises(error, *words):
+            model.encode_sequence(bad)
+    with raises(ConfigError, "encode_sequence"):
+        model.encode_item()
 
 
 def test_items_that_came_after_the_training_are_left_out(exported: Path) -> None:

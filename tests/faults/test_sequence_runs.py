@@ -141,6 +141,7 @@ def test_what_does_not_fit_is_refused_before_a_folder_is_made(
         ({"data.sequence.item": "thing"}, ["data.sequence.item=thing", "COLUMN"]),
         ({"data.items": "pictures"}, ["data.sequence.items is missing", "data=log", "data.items=texts"]),
         ({"model.context.embed_dim": 3, "objective": "clip"}, ["model.context.embed_dim", "objective=cpc"]),
+        ({"objective": "cpc", "objective.horizons": 6}, ["objective.horizons=6", "data.sequence.length=6"]),
         ({"data.batches": "by_source"}, ["data.batches=by_source"]),
         ({"data.mode": "stream"}, ["data.mode=stream"]),
         ({"objective": "partial_auc"}, ["objective=partial_auc"]),

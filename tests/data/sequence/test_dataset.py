@@ -54,6 +54,8 @@ def test_batches_are_the_steps_of_their_windows(log: Log) -> None:
     own = Sequences(log, ItemNumbers(log.items), 16, OWN)
     of_steps = own.__getitems__([(0, window) for window in range(len(own.windows))])
     assert torch.equal(of_steps.x, of_steps.y) and len(of_steps) == sum(LENGTHS) - 1  # without the sequence of one step
+    assert own.notes()[0].endswith("4 samples of at most 9 steps; left out: 1 of one step")
+    assert data.notes()[0].endswith("5 samples of at most 4 steps")
     assert data.where(3) == "data.train: the sequence of 'u3'"
     assert own.fingerprint != data.fingerprint == pickle.loads(pickle.dumps(data)).fingerprint
 

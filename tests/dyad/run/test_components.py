@@ -7,17 +7,21 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 from helpers.messages import raises
 from helpers.rows import tokenize, write_lines
 from torch import nn
 
 from dyad.data.base.errors import ConfigError
+from dyad.data.config import ItemKind
 from dyad.data.image_text.stream import OneEpoch
 from dyad.data.loading.order import Order
+from dyad.doctor.configuration import _sequences
 from dyad.run.class_names import resolve_classes
 from dyad.run.components import _objective, describe_batch_norms
 from dyad.train.cli.compose import compose_config
+from dyad.train.config import Task
 from dyad.train.distributed.world import World
 from dyad.train.run_folder.folder import run_folder
 from dyad.train.towers.models import SequenceModel
@@ -63,6 +67,22 @@ def test_widths_of_an_objective_are_those_of_the_model() -> None:
     for width in ("objective.width=7", "objective.context_width=8"):
         with raises(ConfigError, width):
             widths(width)
+
+
+def test_horizons_beyond_the_longest_sample_are_refused_by_training_and_the_doctor(tmp_path: Path) -> None:
+    for name, steps in (("a", 9), ("b", 3)):
+        np.save(tmp_path / f"{name}.npy", np.zeros((steps, 2), np.float32))
+    words = ["task=sequence", "data=log", "data.items=frames", f"data.train={tmp_path}", "objective=cpc", "steps=1"]
+    for length, longest in ((5, 5), (50, 9)):
+        cut = [*words, "model=next_item", f"data.sequence.length={length}", "global_batch_size=2"]
+        fits, broken = (compose_config([*cut, f"objective.horizons={longest - n}"]) for n in (1, 0))
+        for use in (
+            lambda config: DATA[Task.sequence][ItemKind.frames](config, None),
+            lambda config: [*_sequences(config)],
+        ):
+            assert use(fits)
+            with raises(ConfigError, f"objective.horizons={longest}", f"{longest - 1} or less", longest, length):
+                use(broken)
 
 
 def test_gamma_auto_takes_the_epochs_of_the_run_and_typed_values_stay() -> None:
