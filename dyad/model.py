@@ -221,10 +221,7 @@ class Model:
             raise ConfigError(f"prefix={prefix!r:.80}: only questions have one. Write it before the text")
         else:
             embeddings = (self.encode_text if are_texts else self.encode_image)(queries)
-        if embeddings.shape[1] != index.embeddings.shape[1]:
-            raise ConfigError(f"the index has width {index.embeddings.shape[1]}, this model {embeddings.shape[1]}")
-        found = index.faiss.search(embeddings, k)
-        hits = [[Hit(score, index.items[i]) for i, score in found.found(n)] for n in range(len(queries))]
+        hits = index.search(embeddings, k)
         return hits[0] if inputs.is_single(query) else hits
 
     # ---- sequences ---------------------------------------------------------------------------------------------------

@@ -219,7 +219,7 @@ def test_one_that_is_no_list_is_one_row(run: Path, texts: Path, images: Path) ->
     pixels = np.array(Image.open(file).convert("RGB"))
     for image in (pixels, torch.from_numpy(pixels).permute(2, 0, 1), Image.open(file), file.read_bytes()):
         index = model.index(image)
-        assert index.items == [0] and np.array_equal(index.embeddings, model.encode_image(image))
+        assert index.items == (0,) and np.array_equal(index.embeddings, model.encode_image(image))
 
 
 def test_images_that_cannot_be_read_stop_or_are_left_out(
@@ -236,7 +236,7 @@ def test_images_that_cannot_be_read_stop_or_are_left_out(
     assert np.array_equal(index.embeddings, model.encode_image(sound))
     said = capsys.readouterr().err.splitlines()
     assert len(said) == 2 and "left out: " in said[0] and "10.webp" in said[0] and "empty.jpg" in said[1]
-    assert model.index([folder / "empty.jpg", np.zeros((4, 4, 3), np.uint8)], on_error="skip").items == [1]
+    assert model.index([folder / "empty.jpg", np.zeros((4, 4, 3), np.uint8)], on_error="skip").items == (1,)
     of_shards = model.index(SHARD, on_error="skip")
     assert of_shards.items == model.index(SHARD).items
 
