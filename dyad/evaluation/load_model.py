@@ -15,7 +15,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from dyad.data.base.errors import ConfigError
-from dyad.evaluation.load_run import LoadedModel, find_run, load_on_all, load_run, read_config, run_folder_of
+from dyad.evaluation.load_run import LoadedModel, load_found, load_on_all, read_config, run_folder_of
 from dyad.train.cli.compose import to_train_config
 from dyad.train.config import Task, TrainConfig
 from dyad.train.losses import OBJECTIVES
@@ -108,7 +108,7 @@ def find_trained(path: str) -> FoundModel:
     The checkpoint is chosen when the model is loaded. Raises ConfigError for a path that is none of these, and for a
     config.yaml that is no configuration of this version.
     """
-    return FoundModel(read_config(run_folder_of(path)), lambda: load_run(*find_run(path)), path)
+    return FoundModel(read_config(run_folder_of(path)), lambda: load_found(path), path)
 
 
 def settings_of(config: TrainConfig, calibration: Calibration | None) -> dict[str, Any]:

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from dyad.data.base.errors import ConfigError, nearest
+from dyad.data.base.errors import ConfigError, DataError, nearest
 from dyad.data.base.files import leads_inside
 from dyad.data.base.plugins import plugins_needed
 from dyad.data.base.progress import print_on_rank_0
 from dyad.train.cli.compose import to_train_config
 from dyad.train.config import TrainConfig
 from dyad.train.losses import OBJECTIVES
-from dyad.train.run_folder.folder import saved_config, without_best
+from dyad.train.run_folder.folder import saved_config, steps, without_best
 from dyad.train.towers.libraries.calibration import Calibration
 from dyad.train.towers.libraries.kept_files import kept_model
 
@@ -59,6 +59,20 @@ def find_run(path: str) -> tuple[Path, Path]:
     from dyad.train.run_folder.locate import locate
 
     return run_folder_of(path), locate(Path(path).expanduser(), print_on_rank_0)
+
+
+def load_found(path: str) -> LoadedRun:
+    """Load the model of a run folder, a checkpoint folder or RUN@best; see `find_run` and `load_run`, also for errors.
+
+    A run that still trains may delete the checkpoint that is being read. The newest one is then taken again, once.
+    """
+    there = {*steps(run_folder_of(path))}
+    try:
+        return load_run(*find_run(path))
+    except DataError:
+        if there <= {*steps(run_folder_of(path))}:
+            raise
+    return load_run(*find_run(path))
 
 
 def run_folder_of(path: str) -> Path:
