@@ -207,11 +207,14 @@ def _dpr(target: str) -> FoundModel:
     question, passage = (_text(f"{target}/{part}", target, **of_dpr) for part in ("question_encoder", "ctx_encoder"))
 
     def load() -> LoadedModel:
-        """Load both encoders, and make them the towers of one model."""
+        """Load both encoders, and make them the towers of one model; if they are equal, one tower, as in its run."""
+        from dyad.eval.encode.embeddings import identity_of
         from dyad.train.towers.tower import TwoTower
 
         x, y = question.load(), passage.load()
-        return replace(x, model=replace(x.model, towers=TwoTower(x.model.towers.x_tower, y.model.towers.y_tower)))
+        x_tower, y_tower = x.model.towers.x_tower, y.model.towers.y_tower
+        equal = identity_of(x_tower) == identity_of(y_tower)
+        return replace(x, model=replace(x.model, towers=TwoTower(x_tower, x_tower if equal else y_tower)))
 
     return FoundModel(question.config, load)
 
