@@ -82,8 +82,9 @@ def run_folder_of(path: str) -> Path:
     """
     folder = without_best(Path(path).expanduser())
     if not folder.is_dir():
-        beside = [other.name for other in folder.parent.glob("*")]
-        hint = nearest(folder.name, [*beside, *(f"{name}@best" for name in beside)])
+        beside = [other.name for other in folder.parent.glob("*") if other.is_dir()]
+        within = str(folder).removesuffix(folder.name)
+        hint = nearest(folder.name, [*beside, *(f"{name}@best" for name in beside)], within)
         raise ConfigError(f"'{path}' is no folder.{hint} Give a run folder, e.g. runs/NAME")
     runs = sorted(str(config.parent) for config in folder.glob("*/config.yaml"))
     if runs and not (folder / "config.yaml").exists():
