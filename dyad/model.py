@@ -53,13 +53,13 @@ class Model:
     For a model with a projection head (model.head), embeddings are taken before that head. loaded: the model, its
     configuration and its temperature. encoder: runs the towers, with a device and a block size.
 
-    An image is a path, the bytes of an image file, a PIL image, or uint8 pixels: a numpy array (H, W, 3) or a torch
-    tensor (3, H, W). A passage is a text, a mapping with "text" and optionally "title", or in a list a pair (title,
-    text). A single image, text or passage counts as a list of one: "a frog" gives embeddings (1, D). Iterators and
-    columns of pandas and pyarrow count as lists. normalize: whether embeddings are scaled to L2 norm 1; None: only if
-    the model compares by cosine. The methods raise ConfigError for an empty list, for a value of another type, and for
-    a kind of input that this model does not embed; DataError for an image that cannot be read, for an element of a list
-    of images that is no image, and for embeddings that are not finite.
+    An image is a path, the bytes of an image file, a file opened for bytes, a PIL image, or uint8 pixels: a numpy array
+    (H, W, 3) or a torch tensor (3, H, W). A passage is a text, a mapping with "text" and optionally "title", or in a
+    list a pair (title, text). A single image, text or passage counts as a list of one: "a frog" gives embeddings (1,
+    D). Iterators and columns of pandas and pyarrow count as lists. normalize: whether embeddings are scaled to L2 norm
+    1; None: only if the model compares by cosine. The methods raise ConfigError for an empty list, for a value of
+    another type, and for a kind of input that this model does not embed; DataError for an image that cannot be read,
+    for an element of a list of images that is no image, and for embeddings that are not finite.
     """
 
     loaded: LoadedModel
@@ -100,6 +100,7 @@ class Model:
         prefix: the text before each question, such as an instruction; None: that of the model. normalize: whether to
         scale embeddings to L2 norm 1; None: only if the model compares by cosine.
         """
+        prefix = inputs.prefix_of(prefix)
         given = [Question("", text, prefix=prefix) for text in inputs.texts_of(questions, "questions")]
         return self._encode("x", self._texts(given, self.config.data.question), normalize)
 
@@ -116,6 +117,7 @@ class Model:
         text before each passage; None: that of the model. normalize: whether to scale embeddings to L2 norm 1; None:
         only if the model compares by cosine.
         """
+        prefix = inputs.prefix_of(prefix)
         given = [replace(passage, prefix=prefix) for passage in inputs.passages_of(passages)]
         texts = self._texts(given, self.config.data.passage)
         return encode_corpus(self._encoder(normalize), "y", texts, None, log=lambda line: None)
@@ -338,8 +340,11 @@ class Model:
             raise inputs.unsupported_input_error(self.loaded.model, self.classes)
         return self.loaded.model
 
-    def _given(self, images: Sequence[ImageInput]) -> GivenImages:
-        return GivenImages(images, self._images.image, self.config.data.max_image_pixels)
+    def _given(self, images: Sequence[Any]) -> GivenImages:
+        read = [
+            image.read() if hasattr(image, "read") else image for image in images
+        ]  # once: files may be decoded twice
+        return GivenImages(read, self._images.image, self.config.data.max_image_pixels)
 
     def _texts(self, texts: Sequence[Question | Passage], options: QuestionConfig | PassageConfig) -> TextInputs:
         if not isinstance(self.loaded.model, TextPairModel):

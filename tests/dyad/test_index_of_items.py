@@ -45,11 +45,11 @@ def test_items_are_added_and_removed() -> None:
     assert len(fewer) == 9 and fewer.search(ROWS[10], 1)[0][0].item == "b" and len(both) == 11
     for other in (dyad.Index(["b"], ROWS[:1], "another"), dyad.Index(["b"], ROWS[:1, :8], "digest")):
         with raises(dyad.ConfigError, "make one of them anew"):
-            first + other
+            _ = first + other
     with raises(dyad.ConfigError, "index"):
         both.where(lambda name: False)
     with pytest.raises(TypeError):
-        first + cast(Any, NAMES)
+        _ = first + cast(Any, NAMES)
 
 
 def test_what_cannot_be_searched_for() -> None:
