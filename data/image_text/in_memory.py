@@ -99,7 +99,7 @@ def pixels(image: ImageInput, max_pixels: int) -> Tensor:
         except Exception as error:  # PIL decodes the file of an opened image only now
             raise DataError(f"an image cannot be read: {first_line(error)}") from error
     if found.ndim == 2:
-        raise DataError(f"an image has three colours, not one grey {tuple(found.shape)}: np.stack([grey] * 3, axis=-1)")
+        raise DataError("an image has three colours, not grey alone: np.stack([grey] * 3, axis=-1), or torch.stack")
     if found.dtype != torch.uint8 or found.ndim != 3 or len(found) != 3 or not found.numel():
         form = f"{found.dtype} {tuple(found.shape)}"
         raise DataError(f"an image must be uint8, (H, W, 3) of numpy or (3, H, W) of torch, not {form} as (C, H, W)")

@@ -322,23 +322,6 @@ def test_one_field_of_captions_is_one_name(run: Path) -> None:
     assert one == listed
 
 
-def test_a_file_is_no_run_and_is_not_meant(tmp_path: Path) -> None:
-    (tmp_path / "README.md").touch()
-    with raises(ConfigError, f"'{tmp_path}/README.md' is no folder. Give a run folder"):
-        dyad.load(tmp_path / "README.md")
-
-
-@pytest.mark.parametrize("options", [["model.shared=true"], ["model.shared=false", "model.text.lora_rank=2"]])
-def test_an_export_searches_the_index_of_its_run(options: list[str], tmp_path: Path, monkeypatch) -> None:
-    near(monkeypatch)
-    run = make_text_run(tmp_path / "run", *options)
-    command(export, f"run={run}", "format=dpr", f"out={tmp_path / 'dpr'}")
-    model, exported = dyad.load(run, "cpu"), dyad.load(tmp_path / "dpr", "cpu")
-    index = model.index(["anchor", "bridge"])
-    (ours,), (theirs,) = (each.search(index, "anchor", k=1) for each in (model, exported))
-    assert theirs.item == ours.item and theirs.score == pytest.approx(ours.score, abs=1e-5)
-
-
 def test_exports_embed_as_the_run(run: Path, texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     near(monkeypatch)
     command(export, f"run={run}", f"out={tmp_path / 'open_clip'}")

@@ -19,13 +19,12 @@ from dyad.data.base.errors import ConfigError, DataError, HardwareError, SampleE
 from dyad.data.image_text.decode import decode
 from dyad.eval.config import Baseline, EvalCommand
 from dyad.eval.results.write import write
-from dyad.evaluation.load_run import find_run, load_found, load_run, own_output, read_config
+from dyad.evaluation.load_run import find_run, load_run, own_output, read_config
 from dyad.evaluation.main import baselines_of, main, with_eval_options
 from dyad.evaluation.suite import KINDS, check_suite
 from dyad.train.cli.compose import compose_config
 from dyad.train.config import Task, TrainConfig
 from dyad.train.eval_config import EvalConfig, Truth
-from dyad.train.run_folder.checkpoint import Checkpoint
 
 
 def evaluate(monkeypatch, *arguments: str) -> None:
@@ -215,23 +214,6 @@ def test_a_damaged_checkpoint_is_passed_over_or_refused(run: Path, tmp_path: Pat
     assert "step_00000009" in line
     with raises(DataError, "model.safetensors"):
         load_run(*find_run(str(newer)))
-
-
-@pytest.mark.parametrize("read", ["verify", "weights"])
-def test_the_newest_is_taken_again_if_the_run_deletes_it(read: str, run: Path, tmp_path: Path, monkeypatch) -> None:
-    """While it is chosen, and while it is read."""
-    folder = tmp_path / "tiny"
-    shutil.copytree(run, folder, ignore=shutil.ignore_patterns("eval"))
-    reader = getattr(Checkpoint, read)
-
-    def later(checkpoint: Checkpoint, *names: str) -> Any:
-        if checkpoint.folder.name == "step_00000007" and checkpoint.folder.exists():
-            save_checkpoint(folder, read_config(run), seed=5, step=9)
-            shutil.rmtree(checkpoint.folder)
-        return reader(checkpoint, *names)
-
-    monkeypatch.setattr(Checkpoint, read, later)
-    assert load_found(str(folder)).step == 9
 
 
 def test_the_saved_configuration_is_read_back(run: Path, tmp_path: Path) -> None:
