@@ -85,7 +85,7 @@ def stored_passages(given: Any) -> list[Any]:
 def images_of(given: Any) -> list[Any]:
     """Return images as a list; a single image becomes a list of one.
 
-    An image is a path, the bytes of an image file, a PIL image, or an array or tensor of 3 dimensions. Any other value
+    An image is a path, the bytes of an image file, an open file, a PIL image, or an array or tensor. Any other value
     is converted by `listed`, with its errors. The elements of a list are checked when they are decoded. Raises
     ConfigError for the path of a folder.
     """
@@ -98,8 +98,8 @@ def images_of(given: Any) -> list[Any]:
 
 def is_single(given: Any) -> bool:
     """Return whether `given` is a single text or image, and no list of them: see `Model` for the forms of an image."""
-    pixels = isinstance(given, np.ndarray | Tensor) and given.ndim == 3
-    return pixels or isinstance(given, str | PathLike | bytes | Image)
+    pixels = isinstance(given, np.ndarray | Tensor) and given.ndim in (2, 3)  # of 2, it is refused as grey
+    return pixels or isinstance(given, str | PathLike | bytes | Image) or hasattr(given, "read")
 
 
 def listed(given: Any, what: str) -> list[Any]:
@@ -124,13 +124,27 @@ def queries_of(given: Any) -> tuple[list[Any], bool]:
     """Return (the queries of a search as a list, whether they are texts).
 
     A single query becomes a list of one. A str is a text, any other query an image; it is not checked further here.
-    Raises ConfigError for an empty list, for a list with texts and images, and for what `listed` refuses.
+    Raises ConfigError for an empty list, for a list with texts and images, for embeddings, and for what `listed`
+    refuses.
     """
+    if getattr(given, "ndim", 0) in (1, 2) and "float" in str(given.dtype):
+        raise ConfigError("queries must be texts or images. With embeddings, search by index.search(EMBEDDINGS, k)")
     queries = [given] if is_single(given) else listed(given, "queries")
     texts = [isinstance(query, str) for query in queries]
     if any(texts) != all(texts):
         raise ConfigError("queries must be texts (str), or images (a path as a Path), not both in one list")
     return queries, all(texts)
+
+
+def prefix_of(given: Any) -> str | None:
+    """Return the prefix of texts as it is given; None stands for that of the model.
+
+    Raises ConfigError for another type, and for a text with half of a UTF-16 surrogate pair.
+    """
+    if not isinstance(given, str | None):
+        raise ConfigError(f"prefix={given!r:.50} must be a str, or None: the prefix of the model")
+    _refuse_half(given or "", "prefix", 0)
+    return given
 
 
 def histories_of(given: Any) -> tuple[list[list[str]], bool]:
@@ -224,9 +238,12 @@ def embeddings_of(given: Any, name: str) -> np.ndarray:
 def image_files(folder: Path) -> list[Path]:
     """Return the paths of the image files (suffixes SUFFIXES) in a folder and its subfolders, sorted.
 
-    Returns [] for a path that is no folder. Hidden files and folders are left out, as in training. Symbolic links that
-    lead out of the folder are left out, because the folder may be untrusted; so is everything that is no regular file.
+    Of the path of one image file, it is the list of this path; of another path that is no folder, []. Hidden files and
+    folders are left out, as in training. Symbolic links that lead out of the folder are left out, because the folder
+    may be untrusted; so is everything that is no regular file.
     """
+    if folder.suffix.lower() in SUFFIXES and folder.is_file():
+        return [folder]
     found = (path.relative_to(folder) for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES)
     shown = (path for path in found if not any(part.startswith(".") for part in path.parts))
     return sorted(folder / path for path in shown if file_inside(folder, path))

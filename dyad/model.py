@@ -39,6 +39,7 @@ from dyad.inputs import OnError, PassageLike
 from dyad.recommend import Recommender, build_recommender, contexts_of_frames
 from dyad.run.class_names import class_vectors
 from dyad.train.config import TrainConfig
+from dyad.train.towers.adapters import merged
 from dyad.train.towers.models import ImageModel, ImageTextModel, LanguageModel, SequenceModel, TextPairModel
 
 
@@ -49,13 +50,13 @@ class Model:
     For a model with a projection head (model.head), embeddings are taken before that head. loaded: the model, its
     configuration and its temperature. encoder: runs the towers, with a device and a block size.
 
-    An image is a path, the bytes of an image file, a PIL image, or uint8 pixels: a numpy array (H, W, 3) or a torch
-    tensor (3, H, W). A passage is a text, a mapping with "text" and optionally "title", or in a list a pair (title,
-    text). A single image, text or passage counts as a list of one: "a frog" gives embeddings (1, D). Iterators and
-    columns of pandas and pyarrow count as lists. normalize: whether embeddings are scaled to L2 norm 1; None: only if
-    the model compares by cosine. The methods raise ConfigError for an empty list, for a value of another type, and for
-    a kind of input that this model does not embed; DataError for an image that cannot be read, for an element of a list
-    of images that is no image, and for embeddings that are not finite.
+    An image is a path, the bytes of an image file, a file opened for bytes, a PIL image, or uint8 pixels: a numpy array
+    (H, W, 3) or a torch tensor (3, H, W). A passage is a text, a mapping with "text" and optionally "title", or in a
+    list a pair (title, text). A single image, text or passage counts as a list of one: "a frog" gives embeddings (1,
+    D). Iterators and columns of pandas and pyarrow count as lists. normalize: whether embeddings are scaled to L2 norm
+    1; None: only if the model compares by cosine. The methods raise ConfigError for an empty list, for a value of
+    another type, and for a kind of input that this model does not embed; DataError for an image that cannot be read,
+    for an element of a list of images that is no image, and for embeddings that are not finite.
     """
 
     loaded: LoadedModel
@@ -96,6 +97,7 @@ class Model:
         prefix: the text before each question, such as an instruction; None: that of the model. normalize: whether to
         scale embeddings to L2 norm 1; None: only if the model compares by cosine.
         """
+        prefix = inputs.prefix_of(prefix)
         given = [Question("", text, prefix=prefix) for text in inputs.texts_of(questions, "questions")]
         return self._encode("x", self._texts(given, self.config.data.question), normalize)
 
@@ -112,6 +114,7 @@ class Model:
         text before each passage; None: that of the model. normalize: whether to scale embeddings to L2 norm 1; None:
         only if the model compares by cosine.
         """
+        prefix = inputs.prefix_of(prefix)
         given = [replace(passage, prefix=prefix) for passage in inputs.passages_of(passages)]
         texts = self._texts(given, self.config.data.passage)
         return encode_corpus(self._encoder(normalize), "y", texts, None, log=lambda line: None)
@@ -218,10 +221,7 @@ class Model:
             raise ConfigError(f"prefix={prefix!r:.80}: only questions have one. Write it before the text")
         else:
             embeddings = (self.encode_text if are_texts else self.encode_image)(queries)
-        if embeddings.shape[1] != index.embeddings.shape[1]:
-            raise ConfigError(f"the index has width {index.embeddings.shape[1]}, this model {embeddings.shape[1]}")
-        found = index.faiss.search(embeddings, k)
-        hits = [[Hit(score, index.items[i]) for i, score in found.found(n)] for n in range(len(queries))]
+        hits = index.search(embeddings, k)
         return hits[0] if inputs.is_single(query) else hits
 
     # ---- sequences ---------------------------------------------------------------------------------------------------
@@ -351,16 +351,18 @@ class Model:
         It is cropped or padded to a square, or squeezed into one, as in evaluation. The tower itself normalises the
         pixels.
         """
-        return self._given([image]).block(0, 1)[0]
+        return self._given(inputs.images_of(image)).block(0, 1)[0]
 
     @cached_property
     def identity(self) -> str:
         """A SHA-256 digest of the weights and of settings, in hexadecimal. An Index stores it, `search` compares it.
 
         The settings are the similarity, the pooling of texts, prefixes, lengths, and the use of titles. Others, such as
-        `width`, do not count.
+        `width`, do not count. LoRA adapters are added to the weights first, so an export has the digest of its run.
         """
-        return identity_of(self.loaded.model.towers, json.dumps(settings_of(self.config, None)))
+        towers = self.loaded.model.towers
+        lora = self.config.model.image.lora_rank or self.config.model.text.lora_rank
+        return identity_of(merged(towers) if lora else towers, json.dumps(settings_of(self.config, None)))
 
     # ---- inside ------------------------------------------------------------------------------------------------------
 
@@ -370,8 +372,10 @@ class Model:
             raise inputs.unsupported_input_error(self.loaded.model, self.classes)
         return self.loaded.model
 
-    def _given(self, images: Sequence[ImageInput]) -> GivenImages:
-        return GivenImages(images, self._images.image, self.config.data.max_image_pixels)
+    def _given(self, images: Sequence[Any]) -> GivenImages:
+        # once: a file may be decoded twice
+        read = [image.read() if hasattr(image, "read") else image for image in images]
+        return GivenImages(read, self._images.image, self.config.data.max_image_pixels)
 
     def _texts(self, texts: Sequence[Question | Passage], options: QuestionConfig | PassageConfig) -> TextInputs:
         if not isinstance(self.loaded.model, TextPairModel):

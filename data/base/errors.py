@@ -108,10 +108,13 @@ class Preempted(UserError):
     everywhere = True
 
 
-def nearest(word: str, choices: Iterable[str]) -> str:
-    """Return a hint to append to a message: " Did you mean 'x'?" if a choice x is spelled like `word`, else ""."""
+def nearest(word: str, choices: Iterable[str], within: str = "") -> str:
+    """Return a hint to append to a message: " Did you mean 'x'?" if a choice x is spelled like `word`, else "".
+
+    within: put before x, such as the folder of names of files.
+    """
     close = difflib.get_close_matches(word, list(choices), n=1, cutoff=0.6)
-    return f" Did you mean '{close[0]}'?" if close else ""
+    return f" Did you mean '{within}{close[0]}'?" if close else ""
 
 
 def first_line(error: BaseException) -> str:

@@ -5,7 +5,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from os import PathLike
-from typing import TypeAlias
+from typing import BinaryIO, TypeAlias
 
 import numpy as np
 import torch
@@ -19,8 +19,9 @@ from dyad.data.image_text.items import Images
 from dyad.data.image_text.transforms import ImageSpec, evaluation_batch
 from dyad.data.shards.scan_tar import IMAGES, MAX_BYTES
 
-# A path, the bytes of a file, a PIL image, uint8 pixels: (H, W, 3) of numpy, (3, H, W) of torch
-ImageInput: TypeAlias = "str | PathLike[str] | bytes | Image | np.ndarray | Tensor"
+# A path, the bytes of a file, a file opened for bytes (which Model reads), a PIL image, uint8 pixels: (H, W, 3) of
+# numpy, (3, H, W) of torch
+ImageInput: TypeAlias = "str | PathLike[str] | bytes | BinaryIO | Image | np.ndarray | Tensor"
 
 
 @dataclass(frozen=True)
@@ -97,6 +98,8 @@ def pixels(image: ImageInput, max_pixels: int) -> Tensor:
             found = torch.from_numpy(array).movedim(-1, 0)
         except Exception as error:  # PIL decodes the file of an opened image only now
             raise DataError(f"an image cannot be read: {first_line(error)}") from error
+    if found.ndim == 2:
+        raise DataError("an image has three colours, not grey alone: np.stack([grey] * 3, axis=-1), or torch.stack")
     if found.dtype != torch.uint8 or found.ndim != 3 or len(found) != 3 or not found.numel():
         form = f"{found.dtype} {tuple(found.shape)}"
         raise DataError(f"an image must be uint8, (H, W, 3) of numpy or (3, H, W) of torch, not {form} as (C, H, W)")

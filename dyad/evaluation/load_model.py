@@ -15,7 +15,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from dyad.data.base.errors import ConfigError
-from dyad.evaluation.load_run import LoadedModel, find_run, load_on_all, load_run, read_config, run_folder_of
+from dyad.evaluation.load_run import LoadedModel, load_found, load_on_all, read_config, run_folder_of
 from dyad.train.cli.compose import to_train_config
 from dyad.train.config import Task, TrainConfig
 from dyad.train.losses import OBJECTIVES
@@ -108,7 +108,7 @@ def find_trained(path: str) -> FoundModel:
     The checkpoint is chosen when the model is loaded. Raises ConfigError for a path that is none of these, and for a
     config.yaml that is no configuration of this version.
     """
-    return FoundModel(read_config(run_folder_of(path)), lambda: load_run(*find_run(path)), path)
+    return FoundModel(read_config(run_folder_of(path)), lambda: load_found(path), path)
 
 
 def settings_of(config: TrainConfig, calibration: Calibration | None) -> dict[str, Any]:
@@ -207,11 +207,14 @@ def _dpr(target: str) -> FoundModel:
     question, passage = (_text(f"{target}/{part}", target, **of_dpr) for part in ("question_encoder", "ctx_encoder"))
 
     def load() -> LoadedModel:
-        """Load both encoders, and make them the towers of one model."""
+        """Load both encoders, and make them the towers of one model; if they are equal, one tower, as in its run."""
+        from dyad.eval.encode.embeddings import identity_of
         from dyad.train.towers.tower import TwoTower
 
         x, y = question.load(), passage.load()
-        return replace(x, model=replace(x.model, towers=TwoTower(x.model.towers.x_tower, y.model.towers.y_tower)))
+        x_tower, y_tower = x.model.towers.x_tower, y.model.towers.y_tower
+        equal = identity_of(x_tower) == identity_of(y_tower)
+        return replace(x, model=replace(x.model, towers=TwoTower(x_tower, x_tower if equal else y_tower)))
 
     return FoundModel(question.config, load)
 

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from dyad.data.base.errors import ConfigError, nearest
+from dyad.data.base.errors import ConfigError, DataError, nearest
 from dyad.data.base.files import leads_inside
 from dyad.data.base.plugins import plugins_needed
 from dyad.data.base.progress import print_on_rank_0
 from dyad.train.cli.compose import to_train_config
 from dyad.train.config import TrainConfig
 from dyad.train.losses import OBJECTIVES
-from dyad.train.run_folder.folder import saved_config, without_best
+from dyad.train.run_folder.folder import saved_config, steps, without_best
 from dyad.train.towers.libraries.calibration import Calibration
 from dyad.train.towers.libraries.kept_files import kept_model
 
@@ -61,6 +61,20 @@ def find_run(path: str) -> tuple[Path, Path]:
     return run_folder_of(path), locate(Path(path).expanduser(), print_on_rank_0)
 
 
+def load_found(path: str) -> LoadedRun:
+    """Load the model of a run folder, a checkpoint folder or RUN@best; see `find_run` and `load_run`, also for errors.
+
+    A run that still trains may delete the checkpoint that is being read. The newest one is then taken again, once.
+    """
+    there = {*steps(run_folder_of(path))}
+    try:
+        return load_run(*find_run(path))
+    except DataError:
+        if there <= {*steps(run_folder_of(path))}:
+            raise
+    return load_run(*find_run(path))
+
+
 def run_folder_of(path: str) -> Path:
     """Return the run folder for `path`, which is a run folder, a checkpoint folder in one, or RUN@best.
 
@@ -68,8 +82,9 @@ def run_folder_of(path: str) -> Path:
     """
     folder = without_best(Path(path).expanduser())
     if not folder.is_dir():
-        beside = [other.name for other in folder.parent.glob("*")]
-        hint = nearest(folder.name, [*beside, *(f"{name}@best" for name in beside)])
+        beside = [other.name for other in folder.parent.glob("*") if other.is_dir()]
+        within = str(folder).removesuffix(folder.name)
+        hint = nearest(folder.name, [*beside, *(f"{name}@best" for name in beside)], within)
         raise ConfigError(f"'{path}' is no folder.{hint} Give a run folder, e.g. runs/NAME")
     runs = sorted(str(config.parent) for config in folder.glob("*/config.yaml"))
     if runs and not (folder / "config.yaml").exists():

@@ -73,14 +73,14 @@ def main() -> None:
     from dyad.eval.encode.encoder import Encoder
     from dyad.eval.results.panels import scored
     from dyad.eval.results.write import saved_results
-    from dyad.evaluation.load_run import find_run, load_run, own_output
+    from dyad.evaluation.load_run import load_found, own_output
     from dyad.export.card import CARD
     from dyad.export.library import ExportSource
     from dyad.run.class_names import class_vectors
     from dyad.train.distributed.world import World
     from dyad.train.towers.heads import representation
 
-    trained = load_run(*find_run(command.run))
+    trained = load_found(command.run)
     chosen = chosen_format(command.format, trained.config, trained.model)
     library = library_of(chosen)
     out = Path(command.out).expanduser() if command.out else own_output(trained.run, f"export/{chosen.name}")

@@ -249,7 +249,7 @@ class _Approximate:
         and the score −inf.
         """
         with self.spec.errors():
-            scores, positions = index.search(queries_qD, k)
+            scores, positions = index.search(queries_qD, k, params=self.spec.search_parameters(self.faiss, index, k))
         scores[positions < 0] = -np.inf
         return _in_order(scores, positions)
 

@@ -3,7 +3,8 @@
     Flat                      exact search
     IVF256,Flat;nprobe=16     256 lists of vectors; each query searches 16 lists
     IVF256,PQ32;nprobe=16     the same with 32 bytes per vector
-    HNSW32;efSearch=128       a graph with 32 neighbours per vector; a query follows 128 candidates
+    HNSW32;efSearch=128       a graph with 32 neighbours per vector; a query follows 128 candidates (by default as many
+                              as it asks for, at least 16)
 
 An option is a name of FAISS's ParameterSpace. Scores are inner products.
 
@@ -106,6 +107,22 @@ class Spec:
         for name, value in self.options.items():
             with self.errors(f" (option {name})"):
                 space.set_index_parameter(index, name, value)
+
+    def search_parameters(self, faiss: ModuleType, index: Any, k: int) -> Any:
+        """Return the parameters of a search for k rows: of an HNSW graph without efSearch, as many candidates as rows.
+
+        FAISS's default of 16 candidates would miss many of 100 rows. index: the FAISS index, or one that another index
+        contains. Returns None for an index that needs no parameters.
+        """
+        index = faiss.downcast_index(index)
+        if hasattr(index, "chain"):  # PCA32,HNSW32
+            return faiss.SearchParametersPreTransform(index_params=self.search_parameters(faiss, index.index, k))
+        if hasattr(index, "base_index"):  # HNSW32_PQ16,RFlat;k_factor_rf=4
+            base = self.search_parameters(faiss, index.base_index, int(k * index.k_factor))
+            return faiss.IndexRefineSearchParameters(k_factor=index.k_factor, base_index_params=base)
+        if hasattr(index, "hnsw") and "efSearch" not in self.options:
+            return faiss.SearchParametersHNSW(efSearch=max(index.hnsw.efSearch, k))
+        return None
 
     @property
     def exact(self) -> bool:

@@ -4,6 +4,7 @@ A folder that is loaded may come from a stranger: sizes in headers are compared 
 memory is allocated, and values are checked before they are used.
 """
 
+import hashlib
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -27,15 +28,17 @@ def save_index(folder: Path, items: Sequence[Any], embeddings: np.ndarray, model
     """Write an index into the new folder `folder`.
 
     items: the n items: texts, whole numbers, pairs (title, text), or passages as JSON objects. embeddings: the
-    embeddings of the items, float32 (n, D). model: the digest of the model that computed them. spec: the specification
-    of the FAISS index, see index_spec.py. Raises ConfigError if `folder` exists and is not an empty folder,
-    HardwareError if it cannot be written.
+    embeddings of the items (n, D), saved as float32. model: the digest of the model that computed them. spec: the
+    specification of the FAISS index, see index_spec.py. Raises ConfigError if `folder` exists and is not an empty
+    folder, HardwareError if it cannot be written.
     """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigError(f"{folder} exists. Give the index a new folder, or remove it first")
+    vectors = np.ascontiguousarray(embeddings, "<f4")
+    facts = {"model": model, "spec": spec, "sha256": hashlib.sha256(vectors.data).hexdigest()}
     with write_errors(folder), whole_folder(folder) as temporary:
-        np.save(temporary / VECTORS, embeddings, allow_pickle=False)
-        write_json(temporary / ITEMS, {"model": model, "spec": spec, "items": list(items)})
+        np.save(temporary / VECTORS, vectors, allow_pickle=False)
+        write_json(temporary / ITEMS, {**facts, "items": list(items)})
 
 
 def load_index(folder: Path) -> tuple[list[Any], np.ndarray, str, str]:
@@ -62,6 +65,9 @@ def load_index(folder: Path) -> tuple[list[Any], np.ndarray, str, str]:
         if len(items) != rows:
             raise ValueError(f"{rows} embeddings for {len(items)} items")
         embeddings = np.fromfile(file, np.dtype("<f4"), rows * width).reshape(rows, width)
+    digest = hashlib.sha256(embeddings.data).hexdigest()
+    if saved.get("sha256", digest) != digest:  # older versions saved none
+        raise ValueError(f"{VECTORS} is not the one that was saved with {ITEMS} (SHA-256 differs)")
     return [tuple(item) if isinstance(item, list) else item for item in items], embeddings, model, spec
 
 

@@ -202,8 +202,8 @@ def test_an_image_may_come_in_many_forms(run: Path, images: Path) -> None:
     pixels = np.array(Image.open(BytesIO(file.read_bytes())).convert("RGBA"))
     white = np.array(Image.alpha_composite(Image.new("RGBA", opened.size, "white"), opened.convert("RGBA")))[..., :3]
     forms = [str(file), file, file.read_bytes(), opened, white, torch.from_numpy(white).permute(2, 0, 1)]
-    rows = model.encode_image(forms)
-    assert rows.shape == (6, 32) and rows.dtype == np.float32 and pixels.shape[-1] == 4
+    rows = model.encode_image([*forms, BytesIO(file.read_bytes())])
+    assert rows.shape == (7, 32) and rows.dtype == np.float32 and pixels.shape[-1] == 4
     assert all(np.allclose(row, rows[0], atol=1e-6) for row in rows)
     assert model.preprocess(file).shape == (3, 64, 64) and model.preprocess(file).dtype == torch.uint8
 
@@ -217,9 +217,14 @@ def test_one_that_is_no_list_is_one_row(run: Path, texts: Path, images: Path) ->
         assert np.array_equal(embed(one), embed([one])) and len(embed(one)) == 1
     assert model.similarity(model.encode_text("a frog"), model.encode_image(file)).shape == (1, 1)
     pixels = np.array(Image.open(file).convert("RGB"))
-    for image in (pixels, torch.from_numpy(pixels).permute(2, 0, 1), Image.open(file), file.read_bytes()):
+    kinds = (pixels, torch.from_numpy(pixels).permute(2, 0, 1), Image.open(file), file.read_bytes())
+    for image in kinds:
         index = model.index(image)
-        assert index.items == [0] and np.array_equal(index.embeddings, model.encode_image(image))
+        assert index.items == (0,) and np.array_equal(index.embeddings, model.encode_image(image))
+    index = model.index(BytesIO(file.read_bytes()), on_error="skip")  # which decodes it twice
+    assert np.array_equal(index.embeddings, model.index(file).embeddings) and model.index(file).items == (str(file),)
+    assert torch.equal(model.preprocess(BytesIO(file.read_bytes())), model.preprocess(file))
+    assert model.search(index, BytesIO(file.read_bytes()), k=1)[0].item == 0
 
 
 def test_images_that_cannot_be_read_stop_or_are_left_out(
@@ -236,7 +241,7 @@ def test_images_that_cannot_be_read_stop_or_are_left_out(
     assert np.array_equal(index.embeddings, model.encode_image(sound))
     said = capsys.readouterr().err.splitlines()
     assert len(said) == 2 and "left out: " in said[0] and "10.webp" in said[0] and "empty.jpg" in said[1]
-    assert model.index([folder / "empty.jpg", np.zeros((4, 4, 3), np.uint8)], on_error="skip").items == [1]
+    assert model.index([folder / "empty.jpg", np.zeros((4, 4, 3), np.uint8)], on_error="skip").items == (1,)
     of_shards = model.index(SHARD, on_error="skip")
     assert of_shards.items == model.index(SHARD).items
 
@@ -258,7 +263,11 @@ def test_mistakes_are_said_in_one_line(run: Path, texts: Path, images: Path, tmp
     mistakes: list[tuple[type[Exception], object, Any]] = [
         (dyad.DataError, "damaged.jpg", lambda: model.encode_image([tmp_path / "damaged.jpg"])),
         (dyad.DataError, "nowhere.jpg", lambda: model.encode_image(["nowhere.jpg"])),
-        (dyad.DataError, "(H, W, 3)", lambda: model.encode_image([np.zeros((4, 4))])),
+        (dyad.DataError, "(H, W, 3)", lambda: model.encode_image([np.zeros((4, 4, 1))])),
+        (dyad.DataError, "np.stack([grey] * 3, axis=-1)", lambda: model.encode_image(np.zeros((4, 5), np.uint8))),
+        (dyad.ConfigError, "prefix=5", lambda: of_texts.encode_question("a", prefix=5)),  # type: ignore[arg-type]
+        (dyad.ConfigError, "prefix=5", lambda: of_texts.encode_passage("a", prefix=5)),  # type: ignore[arg-type]
+        (dyad.ConfigError, "index.search(EMBEDDINGS", lambda: model.search(model.index(images), np.zeros(32))),
         (dyad.ConfigError, "", lambda: model.encode_text([])),
         (dyad.ConfigError, "encode_question", lambda: of_texts.encode_text(["a"])),
         (dyad.ConfigError, "encode_image", lambda: model.encode_passage(["a"])),
@@ -266,7 +275,7 @@ def test_mistakes_are_said_in_one_line(run: Path, texts: Path, images: Path, tmp
         (dyad.DataError, tmp_path, lambda: dyad.Index.load(tmp_path)),
         (dyad.ConfigError, "runs/nowhere", lambda: dyad.load("runs/nowhere")),
         (dyad.ConfigError, "st:NOBODY/some-model", lambda: dyad.load("NOBODY/some-model")),
-        (dyad.ConfigError, f"{run.name}@best", lambda: dyad.load(f"{run}@bst")),
+        (dyad.ConfigError, f"'{run}@best'", lambda: dyad.load(f"{run}@bst")),
         (dyad.ConfigError, "beir:x", lambda: dyad.evaluate(model, ["beir:x"])),
         (dyad.ConfigError, "width 3", lambda: model.search(dyad.Index(["a"], np.ones((1, 3)), model.identity), "a")),
         (dyad.ConfigError, "width 3", lambda: model.similarity(np.ones((1, 3)), np.ones((1, 2)))),

@@ -32,6 +32,16 @@ def same(found: Hits, expected: Hits) -> None:
     np.testing.assert_array_equal(found.scores, expected.scores)
 
 
+@pytest.mark.parametrize("spec", ["HNSW16", "RR64,HNSW16", "HNSW16_SQ8,RFlat;k_factor_rf=2"])
+def test_a_graph_is_searched_as_deep_as_there_are_results(spec: str) -> None:
+    queries, corpus = unit_rows(20, 64, 0), unit_rows(3000, 64, 1)
+    recall = {}
+    for chosen in (spec, f"{spec};efSearch=16"):
+        made = Index(corpus, chosen)
+        recall[chosen] = made.recall_against_exact(made.search(queries, 100), queries)
+    assert recall[spec] > 0.85 > 0.8 > recall[f"{spec};efSearch=16"], recall
+
+
 def test_search_is_exact() -> None:
     queries, corpus = unit_rows(7, 16, 0), unit_rows(60, 16, 1)
     scores, positions = search(queries, corpus, 5)

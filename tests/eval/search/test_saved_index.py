@@ -35,11 +35,28 @@ def head(shape: str, dtype: str = "<f4") -> bytes:
 
 def test_it_is_loaded_as_it_was_saved(folder: Path) -> None:
     index = dyad.Index.load(folder)
-    assert (index.items, index.model, index.spec) == (ITEMS, "digest", "Flat")
+    assert (index.items, index.model, index.spec) == (tuple(ITEMS), "digest", "Flat")
     assert np.array_equal(index.embeddings, ROWS)
     link = folder.with_name("link")
     link.symlink_to(folder)
     assert len(dyad.Index.load(link).items) == 40
+
+
+def test_a_bit_that_changed_is_found_except_in_an_index_of_an_older_version(folder: Path) -> None:
+    content = bytearray((folder / "embeddings.npy").read_bytes())
+    content[-4] ^= 1
+    (folder / "embeddings.npy").write_bytes(content)
+    with raises(dyad.DataError, "SHA-256"):
+        dyad.Index.load(folder)
+    saved = json.loads((folder / "items.json").read_text())
+    del saved["sha256"]
+    (folder / "items.json").write_text(json.dumps(saved))
+    dyad.Index.load(folder)
+
+
+def test_other_floats_are_saved_as_float32(tmp_path: Path) -> None:
+    dyad.Index(ITEMS, np.asfortranarray(ROWS, dtype=float), "digest").save(tmp_path / "index")
+    assert np.array_equal(dyad.Index.load(tmp_path / "index").embeddings, ROWS)
 
 
 def test_a_folder_is_not_written_twice(folder: Path) -> None:
