@@ -49,5 +49,6 @@ def load(
         print_on_rank_0(f"width={width}: objective.matryoshka of {found.run} lacks it, so {why}")
     config = replace(found.config, data=data, eval=replace(options, block=block, width=width or options.width))
     world = World(device=device)
+    found.model.towers.eval()  # no call changes the mode then, and threads share the model
     encoder = replace(Encoder.of(config, representation(found.model), world), width=width)
     return Model(replace(found, config=config), encoder)

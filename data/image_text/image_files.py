@@ -11,7 +11,7 @@ How unusual images are decoded (data/image_text/decode.py):
     one side more than 64 times the other   only its middle, or every n-th row or column, is resized, to bound memory
     more than max_image_pixels              DataError; the header is enough, nothing is decoded
     a JPEG of more than MAX_SCANS scans     DataError: each scan costs as much as an image
-    BMP, GIF, TIFF, AVIF in tables, folders converted to PNG once (`as_png`); DataError in shards
+    BMP, GIF, TIFF, AVIF in tables, folders converted to PNG once (`as_png`); in shards passed over and counted
     cut, damaged, empty, another format     DataError; a truncated image is never filled with grey
     a member of more than 64 MiB            reported by the index, which training refuses; a stream leaves it out
 

@@ -336,6 +336,8 @@ def _head(rows: Callable[[], TableRows]) -> list[Fields]:
 def _json(path: str, split: str | None = None) -> Opened:
     """Open a .json file: an array of objects, JSON lines, or captions that `caption_rows` converts. split: the name of
     one of Karpathy's splits."""
+    if split is not None and not is_coco(path):
+        raise ConfigError(f"{path}@{split}: only files of Karpathy have splits. A weight is a number, like @0.5")
     if _has_lines(path):
         return _jsonl(path)
 

@@ -125,11 +125,12 @@ def _entries(config: TrainConfig) -> Iterator[SuiteEntry]:
 def _name(target: str, taken: Sequence[str], prefix: str = "") -> str:
     """Return a name for a suite entry with this target that `taken` lacks, such as "flickr30k" or "imagenet-val-2".
 
-    It is the last part of the path, without @test or a suffix of data such as .tar, with "_" in place of characters
-    that do not suit a file name. If it does not begin with `prefix`, "PREFIX-" is put before it. If `taken` has it, the
-    first number from 2 on that makes it new is put behind it.
+    It is the last part of the path, without @test, a weight, or a suffix of data such as .tar, with "_" in place of
+    characters that do not suit a file name. If it does not begin with `prefix`, "PREFIX-" is put before it. If `taken`
+    has it, the first number from 2 on that makes it new is put behind it.
     """
-    last = re.sub(r"\.(tar|jsonl?|[ct]sv|parquet|arrow)(@.*)?$|@test$", "", Path(target).name)
+    last = re.sub(r"@(test|[\d.]+)$", "", Path(target).name)
+    last = re.sub(r"\.(tar|jsonl?|[ct]sv|parquet|arrow)(?=@|$)", "", last)
     stem = re.sub(r"[^\w.-]+", "_", last).strip("_") or "set"
     stem = stem if stem.lower().startswith(prefix) else f"{prefix}-{stem}"
     return next(name for name in chain([stem], (f"{stem}-{n}" for n in count(2))) if name not in taken)

@@ -37,7 +37,7 @@ EVALUATES = "data.val or eval.suite"
 CVAR = "objective.divergence=cvar"
 MOMENTS = "objective.lambda_momentum above 0"
 
-# Condition → keys that only a run with it reads; a key that ends with "." or "_" stands for all that begin so
+# Condition → keys that only a run with it reads, and with each all keys that begin so
 READ_ONLY_WITH = {
     IMAGES: "model.image. data.image_key data.resize data.max_image_pixels data.augment. data.augment_y",
     RANKS: "eval.recall_k",

@@ -138,17 +138,21 @@ def tf32_products(device: torch.device) -> Iterator[None]:
     """In the `with` block, let a GPU multiply float32 matrices in TF32, which is faster than float32.
 
     TF32 rounds the factors to 10 bits of mantissa, and sums in float32. Use it around the forward and backward passes
-    of towers only: scores and losses need float32. Does nothing if `device` is no GPU.
+    of towers only: scores and losses need float32. The setting is that of the process: of threads that are in such
+    blocks at the same time, the last to leave restores it. Does nothing if `device` is no GPU.
     """
     if device.type != "cuda":
         yield
         return
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("high")
+    with _TF32_LOCK:
+        _TF32_BEFORE.append(torch.get_float32_matmul_precision())
+        torch.set_float32_matmul_precision("high")
     try:
         yield
     finally:
-        torch.set_float32_matmul_precision(before)
+        with _TF32_LOCK:
+            before = _TF32_BEFORE.pop()  # that of the first to enter is the last to be taken
+            torch.set_float32_matmul_precision(before)
 
 
 def convolves(trunk: nn.Module) -> bool:

@@ -332,14 +332,15 @@ def may_download(config: TrainConfig) -> bool:
         named.append(model.text.name or model.name)
     if model.image.kind is ImageTower.transformers:
         named.append(model.image.name or model.name)
-    of_open_clip = [model.text.name] * (config.has_texts and model.text.kind is TextTower.open_clip)
-    of_open_clip += [model.image.name] * (config.has_images and model.image.kind is ImageTower.open_clip)
-    for name in [] if any(map(_is_published, named)) else of_open_clip:
-        with suppress(Exception):  # building the towers raises it
-            import open_clip
+    if not any(map(_is_published, named)):
+        of_texts = config.has_texts and model.text.kind is TextTower.open_clip
+        of_images = config.has_images and model.image.kind is ImageTower.open_clip
+        for name in [model.text.name] * of_texts + [model.image.name] * of_images:
+            with suppress(Exception):  # building the towers raises it
+                import open_clip
 
-            found: Any = open_clip.get_model_config(resolve_model_name(name or model.name))
-            named += [found["text_cfg"].get(key) for key in ("hf_model_name", "hf_tokenizer_name")]
+                found: Any = open_clip.get_model_config(resolve_model_name(name or model.name))
+                named += [found["text_cfg"].get(key) for key in ("hf_model_name", "hf_tokenizer_name")]
     return any(map(_is_published, named))
 
 

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 
 from dyad.data.base.errors import ConfigError, SampleError
 from dyad.data.batch import PADDING, Lengths
-from dyad.train.towers.text.one_thread import call_tokenizer
 from dyad.train.towers.text.rows import Grouped, padded_length, token_counts
+from dyad.train.towers.text.tokenizer_lock import call_tokenizer
 
 
 class One(nn.Module):

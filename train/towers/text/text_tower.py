@@ -23,9 +23,9 @@ from dyad.train.towers.libraries.sentence_transformers import SentenceFolder, se
 from dyad.train.towers.libraries.transformers_model import load_companion, load_model
 from dyad.train.towers.text.end_token import ends_texts, with_end_token
 from dyad.train.towers.text.likelihood import Likelihood, PromptTokenizer
-from dyad.train.towers.text.one_thread import call_tokenizer
 from dyad.train.towers.text.pooled import Pooled
 from dyad.train.towers.text.rows import Grouped, padded_length, text_ends, token_counts
+from dyad.train.towers.text.tokenizer_lock import call_tokenizer
 from dyad.train.towers.tower import Tower
 
 if TYPE_CHECKING:

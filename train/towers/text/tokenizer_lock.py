@@ -1,4 +1,4 @@
-"""Calls a tokenizer of transformers in one thread at a time: it keeps the length and the padding of a call in itself.
+"""Calls tokenizers in one thread at a time: those of transformers keep the length and padding of a call in themselves.
 
 Without this, a thread that tokenizes questions beside one that tokenizes passages gets texts cut at the other length.
 """
