@@ -39,7 +39,6 @@ from dyad.inputs import OnError, PassageLike
 from dyad.recommend import Recommender, build_recommender, contexts_of_frames
 from dyad.run.class_names import class_vectors
 from dyad.train.config import TrainConfig
-from dyad.train.towers.adapters import merged
 from dyad.train.towers.models import ImageModel, ImageTextModel, LanguageModel, SequenceModel, TextPairModel
 
 
@@ -351,18 +350,16 @@ class Model:
         It is cropped or padded to a square, or squeezed into one, as in evaluation. The tower itself normalises the
         pixels.
         """
-        return self._given(inputs.images_of(image)).block(0, 1)[0]
+        return self._given([image]).block(0, 1)[0]
 
     @cached_property
     def identity(self) -> str:
         """A SHA-256 digest of the weights and of settings, in hexadecimal. An Index stores it, `search` compares it.
 
         The settings are the similarity, the pooling of texts, prefixes, lengths, and the use of titles. Others, such as
-        `width`, do not count. LoRA adapters are added to the weights first, so an export has the digest of its run.
+        `width`, do not count. An export has the digest of its run, unless LoRA adapters are merged into its weights.
         """
-        towers = self.loaded.model.towers
-        lora = self.config.model.image.lora_rank or self.config.model.text.lora_rank
-        return identity_of(merged(towers) if lora else towers, json.dumps(settings_of(self.config, None)))
+        return identity_of(self.loaded.model.towers, json.dumps(settings_of(self.config, None)))
 
     # ---- inside ------------------------------------------------------------------------------------------------------
 

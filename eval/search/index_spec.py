@@ -28,7 +28,7 @@ N = r"[1-9]\d*"
 CODE = rf"Flat|PQ{N}(?:x{N})?(?:fs)?(?:np)?|SQ(?:4|6|8|fp16|bf16)"
 FACTORY = re.compile(
     rf"""(?:(?:PCAR?|PCAWR?|RR){N},|OPQ{N}(?:_{N})?,){{0,2}}  # turns vectors or shortens them
-    (?:IVF{N}(?:_HNSW{N})?,(?:{CODE})|HNSW{N}(?:,Flat|_PQ{N}|,SQ8|_SQ8)?|{CODE})
+    (?:IVF{N}(?:_HNSW{N})?,(?:{CODE})|HNSW{N}(?:,Flat|,SQ8|_SQ8)?|{CODE})
     (?:,RFlat|,Refine\((?:Flat|SQ8|SQfp16)\))?""",
     re.VERBOSE | re.ASCII,
 )
@@ -95,6 +95,10 @@ class Spec:
         with self.errors(f" (for vectors of width {width})"):
             index = faiss.index_factory(width, self.factory, faiss.METRIC_INNER_PRODUCT)
             _set_training(faiss, index)
+        if index.metric_type != faiss.METRIC_INNER_PRODUCT:  # as of HNSW32_PQ16, whatever the factory is told
+            raise ConfigError(
+                f"index '{self.text}': FAISS searches it by distance, not by inner product. Examples: {EXAMPLES}"
+            )
         self.set_options(faiss.ParameterSpace(), index)
         return index
 
@@ -117,7 +121,7 @@ class Spec:
         index = faiss.downcast_index(index)
         if hasattr(index, "chain"):  # PCA32,HNSW32
             return faiss.SearchParametersPreTransform(index_params=self.search_parameters(faiss, index.index, k))
-        if hasattr(index, "base_index"):  # HNSW32_PQ16,RFlat;k_factor_rf=4
+        if hasattr(index, "base_index"):  # HNSW32_SQ8,RFlat;k_factor_rf=4
             base = self.search_parameters(faiss, index.base_index, int(k * index.k_factor))
             return faiss.IndexRefineSearchParameters(k_factor=index.k_factor, base_index_params=base)
         if hasattr(index, "hnsw") and "efSearch" not in self.options:

@@ -6,6 +6,7 @@ import copy
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from threading import Lock
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from dyad.train.towers.frozen_cache import FrozenCache
 from dyad.train.towers.text.rows import Grouped
 
 COLOURS = 3  # channels of an image
+_TF32_LOCK, _TF32_BEFORE = Lock(), list[str]()  # the precisions that threads found, of `tf32_products`
 
 
 class Tower(nn.Module):
@@ -151,8 +153,7 @@ def tf32_products(device: torch.device) -> Iterator[None]:
         yield
     finally:
         with _TF32_LOCK:
-            before = _TF32_BEFORE.pop()  # that of the first to enter is the last to be taken
-            torch.set_float32_matmul_precision(before)
+            torch.set_float32_matmul_precision(_TF32_BEFORE.pop())  # the last takes what the first has found
 
 
 def convolves(trunk: nn.Module) -> bool:

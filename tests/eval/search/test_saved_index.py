@@ -163,7 +163,7 @@ def test_what_faiss_cannot_stand_never_reaches_it(spec: str) -> None:
 
 def test_what_users_write_reaches_faiss() -> None:
     for spec in """Flat IVF256,Flat;nprobe=16 HNSW32;efSearch=128 PCA24,IVF32,PQ12x4;nprobe=8 OPQ56,IVF64,PQ56 PQ128x4fs
-        OPQ16_64,IVF1048576_HNSW32,PQ16x4fs,RFlat IVF16,SQ8 SQfp16 HNSW32_PQ16 IVF1024,PQ32,Refine(SQ8)""".split():
+        OPQ16_64,IVF1048576_HNSW32,PQ16x4fs,RFlat IVF16,SQ8 SQfp16 HNSW32_SQ8 IVF1024,PQ32,Refine(SQ8)""".split():
         assert Spec.parsed(spec).text == spec
 
 
