@@ -42,12 +42,12 @@ def test_a_graph_is_searched_as_deep_as_there_are_results(spec: str) -> None:
     assert recall[spec] > 0.85 > 0.8 > recall[f"{spec};efSearch=16"], recall
 
 
-@pytest.mark.parametrize(
-    "spec",
-    """Flat HNSW16 HNSW16,Flat HNSW16_SQ8 HNSW16,SQ8 IVF4,Flat IVF4_HNSW4,Flat IVF4,PQ8x4 IVF4,PQ8x4fs PQ8x4
-    PQ8x4fs PQ8x4np SQ8 SQ6 SQ4 SQfp16 SQbf16 IVF4,SQ8 PCA16,Flat PCAR16,HNSW16 OPQ8_16,PQ8x4 RR16,IVF4,Flat HNSW16_SQ8,RFlat
-    PQ8x4,Refine(SQ8)""".split(),
-)
+TAKEN = """Flat HNSW16 HNSW16,Flat HNSW16_SQ8 HNSW16,SQ8 IVF4,Flat IVF4_HNSW4,Flat IVF4,PQ8x4 IVF4,PQ8x4fs IVF4,SQ8
+    PQ8x4 PQ8x4fs PQ8x4np SQ8 SQ6 SQ4 SQfp16 SQbf16 PCA16,Flat PCAR16,HNSW16 OPQ8_16,PQ8x4 RR16,IVF4,Flat
+    HNSW16_SQ8,RFlat PQ8x4,Refine(SQ8)"""
+
+
+@pytest.mark.parametrize("spec", TAKEN.split())
 def test_the_best_come_first(spec: str) -> None:
     """Also of the indexes for which FAISS's factory knows no inner product: they are refused."""
     rows = clustered(400, 16, 1)

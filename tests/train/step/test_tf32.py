@@ -45,6 +45,16 @@ def test_towers_alone_multiply_in_tf32(monkeypatch: pytest.MonkeyPatch) -> None:
     assert torch.get_float32_matmul_precision() == "highest"
 
 
+def test_of_two_threads_the_last_restores() -> None:
+    first, second = (tf32_products(torch.device("cuda")) for _ in range(2))
+    for block in (first, second):
+        block.__enter__()
+    first.__exit__(None, None, None)
+    assert torch.get_float32_matmul_precision() == "high"  # the second still computes
+    second.__exit__(None, None, None)
+    assert torch.get_float32_matmul_precision() == "highest"
+
+
 def test_nothing_changes_on_a_cpu() -> None:
     with tf32_products(torch.device("cpu")):
         assert torch.get_float32_matmul_precision() == "highest"
