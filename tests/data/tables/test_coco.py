@@ -15,6 +15,7 @@ from dyad.data.config import DataConfig
 from dyad.data.image_text.sample import ShardSample
 from dyad.data.shards.sources import parse_sources
 from dyad.data.tables.prepare import checked_tables, prepared_tables, table_options
+from dyad.evaluation.suite import _name
 
 
 def captions(source: object) -> list[tuple[str, ...]]:
@@ -54,6 +55,20 @@ def test_no_split_is_taken_silently(karpathy: Path) -> None:
             captions(source)
     with raises(ConfigError, "matches nothing"):
         captions(f"{karpathy.parent}/none.json@test")
+    rows, annotations = karpathy.parent / "rows.json", karpathy.parent / "captions.json"
+    rows.write_text(json.dumps([{"anchor": "a", "positive": "b"}]))
+    annotations.write_text(json.dumps({"images": [{"id": 1, "file_name": "0.png"}], "annotations": []}))
+    for source in (f"{rows}@0,5", f"{annotations}@test"):
+        with raises(ConfigError, source):
+            captions(source)
+
+
+def test_evaluations_of_two_splits_have_two_names(karpathy: Path) -> None:
+    names = list[str]()
+    for split in ("test", "val", "restval"):
+        names.append(_name(f"{karpathy}@{split}", names))
+    assert names == ["dataset_coco", "dataset_coco_val", "dataset_coco_restval"]
+    assert _name("flickr30k.tar@2", names) == "flickr30k"
 
 
 def test_images_of_flickr_lie_in_a_folder_beside(karpathy: Path, tmp_path: Path) -> None:

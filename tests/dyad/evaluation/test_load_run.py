@@ -47,6 +47,7 @@ def test_an_export_searches_the_index_of_its_run(shared: str, tmp_path: Path, mo
     monkeypatch.setattr(sys, "argv", ["train.export", f"run={run}", "format=dpr", f"out={tmp_path / 'dpr'}"])
     export()
     model, exported = dyad.load(run, "cpu"), dyad.load(tmp_path / "dpr", "cpu")
+    assert not any(module.training for each in (model, exported) for module in each.loaded.model.towers.modules())
     index = model.index(["anchor", "bridge"])
     (ours,), (theirs,) = (each.search(index, "anchor", k=1) for each in (model, exported))
     assert theirs.item == ours.item and theirs.score == pytest.approx(ours.score, abs=1e-5)
