@@ -32,7 +32,8 @@ from dyad.data.sequence.items import item_keys
 from dyad.data.sequence.log import LOGS, Log, check_columns, log_files, log_of, read_log
 from dyad.data.shards.content_keys import Int64s
 from dyad.data.shards.sources import local_path
-from dyad.data.tables.readers import open_table
+from dyad.data.shards.text_files import CODECS
+from dyad.data.tables.readers import COLUMNAR, open_table
 
 PARTS = ("train", "val", "test")
 TRAIN = "python -m train task=sequence data=log model=next_item"
@@ -40,6 +41,7 @@ TRAIN = "python -m train task=sequence data=log model=next_item"
 SETTINGS = ["objective=info_nce", "objective.duplicates=mask", "optim.lr=3e-3", "global_batch_size=64", "epochs=20"]
 WEIGHTS = "log_q.safetensors"
 TIED = 0.01  # share of equal times from which on a warning is printed
+IN_FOLDERS = (*LOGS, *(f"{suffix}{packed}" for suffix in LOGS if suffix not in COLUMNAR for packed in CODECS))
 ARCHIVES = (".zip", ".tar", ".tar.gz", ".tgz", ".7z")
 BLOCK = 1 << 16  # events that are written at a time
 
@@ -113,7 +115,9 @@ def _log(source: str, options: SequencesOptions, tally: Tally) -> Log:
     if options.user_of is None:
         config = SequenceConfig(options.user, options.item, options.time)
         # a log that is rewritten may have any name; of a folder not all files are logs
-        files = log_files(source, "INPUT", LOGS if os.path.isdir(local_path(source)) else ("",))
+        files = log_files(source, "INPUT", IN_FOLDERS if os.path.isdir(local_path(source)) else ("",))
+        unpacked = {f"{file}{packed}" for file in files for packed in CODECS}  # gunzip -k leaves both in a folder
+        files = [file for file in files if file not in unpacked]
         opened = partial(open_table, names=options.columns)
         for file in files:
             if file.endswith(ARCHIVES):

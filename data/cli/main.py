@@ -23,7 +23,8 @@ Training takes all of these as they are. Columns of other names: columns=[pictur
 columns=[question,positive,negative]. Tables without byte offsets are converted once, into .index/ beside them or
 your cache, up to 8 GiB; larger ones, and those with bad rows, by `pack`.
 A SOURCE is a file, its folder, a glob, 'd/{000..099}.tar', several joined as 'a.tar::b.tar', or a URL.
-Compressed files cannot be read by offset: unpack them first, with gunzip -k FILE.gz or zstd -d FILE.zst.
+Compressed files cannot be read by offset: unpack them first, with gunzip -k FILE.gz or zstd -d FILE.zst. Only
+`sequences` reads them as they are.
 Shards that training refuses are packed anew, with what is sound in them: pack x.tar out=mended on_error=skip."""
 CLOSING = """Keys and more examples: python -m data VERB --help
 Quote braces and globs. Exit codes: 0 ok, 2 a command that cannot work, 3 damaged data."""

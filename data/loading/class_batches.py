@@ -101,10 +101,10 @@ class RareOrder(Order):
 
     They are spread evenly over its rows. A bad one is replaced by another rare one (Replacements.kinds). The rare
     samples and the others are ordered separately, so a rare sample may come again before all others came once; an epoch
-    is a pass over the others. is_rare: (n,) bool, whether each of the n samples of `shards` is of the rare class. how:
-    the arguments of Order other than sizes and weights. The constructor raises ConfigError if there are too few samples
-    of either kind. `ids` are not sorted. `local` returns the step in place of the epoch, so that a rare sample is
-    augmented anew each time.
+    is a pass over the others, and samples_per_epoch counts these alone. is_rare: (n,) bool, whether each of the n
+    samples of `shards` is of the rare class. how: the arguments of Order other than sizes and weights. The constructor
+    raises ConfigError if there are too few samples of either kind. `ids` are not sorted. `local` returns the step in
+    place of the epoch, so that a rare sample is augmented anew each time.
     """
 
     def __init__(self, shards: Shards, is_rare: np.ndarray, data: DataConfig, **how: Any) -> None:
@@ -121,7 +121,13 @@ class RareOrder(Order):
                 )
             own = {**how, "seed": f"{self.seed}/{what}", "global_batch_size": len(rows)}
             self._orders.append((rows, ids, Order(np.diff(np.searchsorted(ids, ends)).tolist(), shards.weights, **own)))
-        self.steps_per_epoch = self._orders[1][2].steps_per_epoch
+        self._others = self._orders[1][2]
+        self.steps_per_epoch, self.samples_per_epoch = self._others.steps_per_epoch, self._others.samples_per_epoch
+
+    @property
+    def left_out(self) -> float:
+        """The share of the samples of other classes that an epoch leaves out."""
+        return self._others.left_out
 
     def ids(self, step: int) -> Ids:
         found = np.empty(self.global_batch_size, np.int64)

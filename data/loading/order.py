@@ -66,8 +66,7 @@ class Order:
 
     @property
     def left_out(self) -> float:
-        """The share of its samples that an epoch leaves out, since they fill no whole global batch; below 0 if samples
-        come several times."""
+        """The share of its samples that an epoch leaves out, since they fill no whole global batch."""
         return 1 - self.steps_per_epoch * self.global_batch_size / self.samples_per_epoch
 
     def ids(self, step: int) -> Ids:

@@ -80,13 +80,11 @@ class Sequences:
         """Return a list with one line for the log: the numbers of steps, sequences, items, samples, and of samples that
         are left out because they have one step and nothing to predict."""
         items = f", {len(self.items.names):,} items" if len(self.items.names) else ""
-        steps, longest = (
-            f"{self.pairs:,} steps of {len(self.log.users):,} sequences{items}",
-            self.windows.sizes.max(initial=0),
-        )
-        lost = len(self.log.item_e) - self.ahead * len(self.log.users) - self.pairs
-        left_out = f"; left out: {lost:,} of one step" if lost else ""
-        return [f"{steps}: {len(self.windows):,} samples of at most {longest} steps{left_out}"]
+        steps = f"{self.pairs:,} steps of {len(self.log.users):,} sequences{items}"
+        longest = self.windows.sizes.max(initial=0)
+        left_out = len(self.log.item_e) - self.ahead * len(self.log.users) - self.pairs
+        rest = f"; left out: {left_out:,} of one step" if left_out else ""
+        return [f"{steps}: {len(self.windows):,} samples of at most {longest} steps{rest}"]
 
     def where(self, sample_id: int) -> str:
         """Return the location of a window as text for messages: the id of its user. sample_id: index of the window; not

@@ -19,10 +19,6 @@ from dyad.data.sequence.items import CatalogueItems
 from dyad.data.sequence.log import Log
 from dyad.data.shards.content_keys import Int64s
 
-NO_TRAINING = (
-    " The model is an export, which has no data.train: val='FOLDER/{train,val}.jsonl' gives earlier events, and is "
-    "evaluated too"
-)
 SHOWN = 5  # number of items of a history that Histories.text shows
 
 
@@ -139,7 +135,7 @@ def next_items(log: Log, items: CatalogueItems, length: int, first_file: int, tr
     event_n = np.flatnonzero(own_e & (known_before_e > start_e))
     if not len(event_n):
         raise DataError(
-            f"{', '.join(file.name for file in log.files[first_file:])}: no event has an earlier one of its user, "
-            f"also in data.train: nothing can be predicted.{'' if training_files else NO_TRAINING}"
+            f"{', '.join(file.name for file in log.files[first_file:])}: no event has an earlier one of its user "
+            "in any log of histories: nothing can be predicted."
         )
     return NextItems(log, event_n, items, length, log.file_e < training_files, int(own_e.sum()) - len(event_n))

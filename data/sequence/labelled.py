@@ -19,7 +19,7 @@ from dyad.data.question_passage.fields import label_of
 from dyad.data.sequence.frames import Frames
 from dyad.data.sequence.histories import Histories
 from dyad.data.sequence.items import ItemFrames
-from dyad.data.sequence.log import Log, read_log
+from dyad.data.sequence.log import Log, id_of, read_log
 from dyad.data.sequence.open import items_of
 from dyad.data.shards.content_keys import Int64s, content_key
 from dyad.data.tables.readers import open_table
@@ -73,9 +73,9 @@ def _classes_of_users(log: Log, paths: Sequence[str], user: str, label: str) -> 
         for where, row in open_table(path).rows():
             try:
                 row = sound(row)
-                own = label_of(row, label)
-                if own != (first := classes.setdefault(str(row[user]), own)):
-                    raise BadRow("two classes", f"{label} of '{row[user]!s:.80}' is '{own:.80}', before '{first:.80}'")
+                name, own = id_of(row, user), label_of(row, label)
+                if own != (first := classes.setdefault(name, own)):
+                    raise BadRow("two classes", f"{label} of '{name:.80}' is '{own:.80}', before '{first:.80}'")
             except BadRow as bad:
                 raise DataError(f"{path}: {where}: {bad}") from bad
     return [classes[name] for name in log.users]

@@ -24,7 +24,7 @@ from dyad.data.shards.content_keys import Int64s
 from dyad.data.shards.manifest import FileEntry
 from dyad.data.shards.sources import unweighted_files
 from dyad.data.shards.storage import scheme_of, sha256_of
-from dyad.data.tables.readers import OPENERS, Table, open_table
+from dyad.data.tables.readers import OPENERS, SEPARATOR_NAMES, Fields, Table, open_table
 
 EXACT = 1 << 53  # from here on, floats are no longer all whole numbers
 LOGS = tuple(OPENERS)  # suffixes of log files
@@ -124,10 +124,13 @@ def check_columns(table: Table, config: SequenceConfig, section: str = "data.seq
     for name in ("user", "item", "time"):
         if (column := getattr(config, name)) is not None and column not in columns:
             way_out = f", or {section}time=null: the rows are in order" if name == "time" else ""
+            fix = f"Set {section}{name}=COLUMN{way_out}"
+            if len(columns) == 1 and " " in columns[0]:
+                fix = f"Put tabs or commas between names and cells: separators are {SEPARATOR_NAMES}"
             raise ConfigError(
                 f"{section}{name}={column}: {table.path} has no such column.{nearest(column, columns)} It has "
-                f"{', '.join(columns[:10]) or 'no rows'}. Set {section}{name}=COLUMN{way_out}. If the first line is an "
-                "event, name the columns: python -m data sequences FILE columns=[user,item,time]"
+                f"{', '.join(columns[:10]) or 'no rows'}. {fix}. If the first line is an event, name the columns: "
+                "python -m data sequences FILE columns=[user,item,time]"
             )
 
 
@@ -141,14 +144,16 @@ def _events(
         try:
             row = sound(row)
             time = 0.0 if config.time is None else _time(row.get(config.time), config.time)
-            yield _id(row.get(config.user), config.user), _id(row.get(config.item), config.item), time
+            yield id_of(row, config.user), id_of(row, config.item), time
         except BadRow as bad:
             on_bad(f"{table.path}: {where}", bad)
 
 
-def _id(value: Any, column: str) -> str:
-    """Return the id in a cell as text. A whole number is written without a fraction also if it is a float, as a column
-    of Parquet is that lacks a value in some row. Raises BadRow for any other value."""
+def id_of(row: Fields, column: str) -> str:
+    """Return the id in a cell of a row as text. A whole number is written without a fraction also if it is a float, as
+    a column of Parquet is that lacks a value in some row. Raises BadRow for a value that is neither a text nor a whole
+    number, for a blank text, and for one with a line break or half of a surrogate pair."""
+    value = row.get(column)
     if isinstance(value, float) and value.is_integer() and abs(value) < EXACT:
         value = int(value)
     if isinstance(value, bool) or not isinstance(value, str | int) or not str(value).strip() or "\n" in str(value):

@@ -238,7 +238,7 @@ def _of_folder(files: list[str], path: str, key: str, suffixes: tuple[str, ...])
         unread = unread_images(Counter(os.path.splitext(file)[1].lower().removeprefix(".") for file in files))
         hint = f" Not read: {unread}" if unread else packed
         raise ConfigError(f"{key}={path} matches nothing: there is no {_either(suffixes)} file.{hint}")
-    if packed := [file for file in files if file.endswith(PACKED)]:
+    if packed := [file for file in files if file.endswith(PACKED) and not file.endswith(suffixes)]:
         kinds = Counter("".join(Path(shard_name(file)).suffixes[-2:]) for file in packed)
         counts = ", ".join(f"{count:,} {kind}" for kind, count in kinds.items())
         print_once(f"{path}: not read: {counts}; {_how_to_unpack(packed[0])}")

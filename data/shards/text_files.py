@@ -1,7 +1,8 @@
 """Open text files (JSON, JSON-lines, tables, judgements), local or remote. All readers of text use this module.
 
 The text must be UTF-8. A byte-order mark at the start is skipped. A file in another encoding, as spreadsheets save, is
-refused with an error that names the command to convert it. A file with a suffix of CODECS is unpacked while it is read.
+refused with an error that names the command to convert it, unless it is compressed. A file with a suffix of CODECS is
+unpacked while it is read.
 """
 
 import codecs
@@ -77,11 +78,10 @@ def skip_mark(stream: "BufferedReader[Any]", path: str) -> int:
     """
     head = stream.peek(BUFFER)
     if encoding := _other_encoding(head):
-        converted = shlex.join(["iconv", "-f", encoding, "-t", "utf-8", path])
-        raise DataError(
-            f"{path} is not UTF-8, but {encoding} as it seems. Save it as UTF-8, or convert it: "
-            f"{converted} > {shlex.quote(f'utf8_{shard_name(path)}')}"
-        )
+        command = shlex.join(["iconv", "-f", encoding, "-t", "utf-8", path])
+        convert = f", or convert it: {command} > {shlex.quote(f'utf8_{shard_name(path)}')}"
+        packed = suffix_of(path) in CODECS  # iconv would read the packed bytes
+        raise DataError(f"{path} is not UTF-8, but {encoding} as it seems. Save it as UTF-8{'' if packed else convert}")
     return len(stream.read(len(codecs.BOM_UTF8))) if head.startswith(codecs.BOM_UTF8) else 0
 
 

@@ -21,7 +21,8 @@ from dyad.data.tables.coco import caption_rows, split_of
 
 COLUMNAR = (".parquet", ".arrow", ".feather")
 SEPARATORS = ("\t", ",", ";", "|", "::")  # of a line with the names of columns, which may have blanks
-ALIEN = "\x1f"  # replaces a separator of two characters, which the module csv does not take
+SEPARATOR_NAMES = " ".join(SEPARATORS).replace("\t", "tab")
+UNIT_SEPARATOR = "\x1f"  # replaces a separator of two characters, which the module csv does not take
 HEAD = 20  # number of first rows by which the content of a table is recognised
 TRIPLES = ("query_id", "query_text", "positive_document_ids", "negative_document_ids")  # columns of triples of ids
 MOST_OF_COCO = 1 << 26  # most commas and opening brackets of a .json file: a million captions have some millions
@@ -62,7 +63,8 @@ def open_table(path: str, names: Sequence[str] = ()) -> Table:
     in order.
 
     Raises DataError for a table that cannot be read or has two columns of one name; ConfigError for a missing file or
-    storage driver, for triples of ids without a file of questions, and for another number of `names` than of cells.
+    storage driver, for triples of ids without a file of questions, for another number of `names` than of cells, and for
+    `names` of a file that is not of text in cells.
     """
     file, split = split_of(path)
     opener = partial(_unnamed, names=names) if names else OPENERS.get(_kind(path), _csv)
@@ -96,25 +98,29 @@ def _csv(path: str) -> Opened:
     separator, columns = max(found.items(), key=lambda item: len(item[1]))
     if not columns:
         raise DataError(f"{path} has no rows.")
-    return columns, lambda: _csv_rows(path, separator, columns, 1)
+    return columns, lambda: _csv_rows(path, separator, columns, has_names=True)
 
 
 def _unnamed(path: str, names: Sequence[str]) -> Opened:
     """Open a CSV whose first line is a row. Its separator, which may also be a blank, is one that splits this line into
-    as many cells as there are `names`. Raises ConfigError if none does."""
+    as many cells as there are `names`. Raises ConfigError if none does, and for a file of another format."""
+    if OPENERS.get(_kind(path), _csv) not in (_csv, _tsv):
+        raise ConfigError(f"columns=[{','.join(names)}]: {path} names its columns. Leave columns out")
     first = {separator: next(_csv_cells(path, separator), (0, []))[1] for separator in (*SEPARATORS, " ")}
     found = {separator: row for separator, row in first.items() if isinstance(row, list)}
     separator = next((separator for separator, row in found.items() if len(row) == len(names)), None)
     if separator is None:
         raise ConfigError(
             f"columns=[{','.join(names)}]: the first line of {path} has not {len(names)} cells, but "
-            f"{max(found.values(), key=len, default=[])!s:.80}. Name all of them, in their order"
+            f"{max(found.values(), key=len, default=[])!s:.80}. Name all of them, in their order. Separators are "
+            f"{SEPARATOR_NAMES}, and one blank"
         )
-    return names, lambda: _csv_rows(path, separator, names, 0)
+    return names, lambda: _csv_rows(path, separator, names, has_names=False)
 
 
-def _csv_rows(path: str, separator: str, columns: Sequence[str], start: int) -> TableRows:
-    for number, (line, row) in enumerate(islice(_csv_cells(path, separator), start, None), start=1):
+def _csv_rows(path: str, separator: str, columns: Sequence[str], has_names: bool) -> TableRows:
+    """Yield the rows of a CSV. has_names: whether its first line has the names of the columns, and is no row."""
+    for number, (line, row) in enumerate(islice(_csv_cells(path, separator), int(has_names), None), start=1):
         if isinstance(row, list):  # missing cells at the end are reported only where they are needed
             row = BadRow("too many columns") if len(row) > len(columns) else dict(zip(columns, row, strict=False))
         yield f"row {number} (line {line})", row
@@ -127,7 +133,7 @@ def _csv_cells(path: str, separator: str) -> Iterator[tuple[int, list[str] | Bad
     Raises DataError for a row with an open quote, because it is then unknown where the next row begins.
     """
     row: list[str] = []  # the lines of the current row, so far
-    delimiter = separator if len(separator) == 1 else ALIEN
+    delimiter = separator if len(separator) == 1 else UNIT_SEPARATOR
 
     def lines(file: Iterable[str]) -> Iterator[str]:
         for line in file:
@@ -139,7 +145,7 @@ def _csv_cells(path: str, separator: str) -> Iterator[tuple[int, list[str] | Bad
         while True:
             row.clear()
             try:
-                found = next(reader)
+                found = [cell.replace(delimiter, separator) for cell in next(reader)]  # quoted cells may have it
             except StopIteration:
                 return
             except csv.Error as error:
@@ -176,7 +182,10 @@ def _queries_beside(path: str) -> str:
     """Return the path of the questions of the triples in the file `path`. Raises ConfigError when there are none."""
     beside = [os.path.join(os.path.dirname(path), name) for name in ("queries.train.tsv", "queries.tsv")]
     if (queries := next(filter(os.path.isfile, beside), None)) is None:
-        raise ConfigError(f"{path} has ids of questions and passages: put queries.train.tsv (id, text) beside it.")
+        raise ConfigError(
+            f"{path} has ids of questions and passages: put queries.train.tsv (id, text) beside it. "
+            "If it is a log of events: python -m data sequences FILE columns=[user,item,time]"
+        )
     return queries
 
 

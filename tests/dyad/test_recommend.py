@@ -291,8 +291,13 @@ def test_an_evaluation_warns_of_events_that_are_in_no_history(
     assert f"{val}: 1 of 2 events have no earlier one" in said
     alone = tmp_path / "alone.jsonl"
     alone.write_text(rows[0])
+    other = tmp_path / "other.jsonl"
+    other.write_text(rows[1].replace('"u"', '"v"'))
     with raises(DataError, "alone.jsonl", "export", "val="):
         dyad.evaluate(model, f"next_item:{alone}")
+    with raises(DataError, "other.jsonl") as raised:
+        dyad.evaluate(model, f"next_item:{alone}", val=str(other))
+    assert "export" not in str(raised.value)
 
 
 def test_an_evaluation_says_how_many_right_items_repeat_the_history(

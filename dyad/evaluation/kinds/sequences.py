@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, cast
 
-from dyad.data.base.errors import ConfigError
+from dyad.data.base.errors import ConfigError, DataError
 from dyad.data.base.progress import print_on_rank_0
 from dyad.data.config import ItemKind
 from dyad.data.sequence.files import events_left_out, sequence_files
@@ -17,6 +17,11 @@ from dyad.train.eval_config import Seen
 if TYPE_CHECKING:
     from dyad.eval.encode.encoder import Evaluator
     from dyad.train.towers.models import SequenceModel
+
+NO_HISTORY = (
+    "The model is an export, which has no data.train: val='FOLDER/{train,val}.jsonl' gives earlier events, and is "
+    "evaluated too"
+)
 
 
 def _next_item(entry: SuiteEntry, inputs: Inputs) -> Evaluator:
@@ -44,7 +49,13 @@ def _next_item(entry: SuiteEntry, inputs: Inputs) -> Evaluator:
         print_on_rank_0(line)
     log = read_log(files, data.sequence, model.names)
     known = log.items if data.items is not ItemKind.ids else log.items[: config.run.inputs]
-    events = next_items(log, items_of(known, data, model), data.sequence.length, len(history), len(train))
+    items = items_of(known, data, model)
+    try:
+        events = next_items(log, items, data.sequence.length, len(history), len(train))
+    except DataError as error:
+        if train or earlier:
+            raise
+        raise DataError(f"{error} {NO_HISTORY}") from error
     if left_out := events.without_history:
         print_on_rank_0(
             f"{entry.spec}: {left_out:,} of {left_out + len(events):,} events have no earlier one of their user, and "

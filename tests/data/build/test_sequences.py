@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import math
 import shlex
@@ -10,9 +11,11 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from helpers.documents import ROOT, blocks
 from helpers.messages import raises
+from pyarrow import feather
 
 from dyad.data.base.errors import ConfigError, DataError
 from dyad.data.build.sequences import run
@@ -181,6 +184,47 @@ def test_of_a_folder_only_tables_are_logs(log: Path, tmp_path: Path, monkeypatch
     (tmp_path / "logs/README.md").write_text("A log.")
     monkeypatch.setenv("HOME", str(tmp_path))
     assert build(Path("~/logs"), tmp_path / "of folder", *KEYS) == parts
+
+
+def test_packed_logs_of_a_folder_are_read_once(log: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    parts = build(log, tmp_path / "out", *KEYS)
+    (tmp_path / "logs").mkdir()
+    names, *rows = log.read_text().splitlines()
+    for number, own in enumerate((rows[:50], rows[50:])):
+        with gzip.open(tmp_path / f"logs/{number}.csv.gz", "wt") as file:
+            file.write("\n".join([names, *own]))
+    assert build(tmp_path / "logs", tmp_path / "packed", *KEYS) == parts
+    (tmp_path / "logs/0.csv").write_text("\n".join([names, *rows[:50]]))  # as gunzip -k leaves it
+    capsys.readouterr()
+    assert build(tmp_path / "logs", tmp_path / "both", *KEYS) == parts
+    said = capsys.readouterr()
+    assert "repeat" not in said.out and "not read" not in said.out + said.err
+
+
+def test_columns_of_a_file_that_names_its_own_are_refused(log: Path, tmp_path: Path) -> None:
+    build(log, tmp_path / "out", *KEYS)
+    table = pa.Table.from_pylist([json.loads(line) for line in (tmp_path / "out/train.jsonl").read_text().splitlines()])
+    pq.write_table(table, tmp_path / "log.parquet")
+    feather.write_feather(table, tmp_path / "log.arrow")
+    for file in (tmp_path / "out/train.jsonl", tmp_path / "log.parquet", tmp_path / "log.arrow"):
+        with raises(ConfigError, "columns=[user,item,time]", file):
+            build(file, tmp_path / "again", "columns=[user,item,time]")
+
+
+def test_names_with_blanks_between_are_no_columns(log: Path, tmp_path: Path) -> None:
+    log.write_text(log.read_text().replace(",", " "))
+    with raises(ConfigError, "tab , ; | ::") as raised:
+        build(log, tmp_path / "out", *KEYS)
+    assert "Set user=COLUMN" not in str(raised.value)
+    log.write_text("u1  i1  1\n")
+    with raises(ConfigError, "has not 3 cells", "tab , ; | ::, and one blank"):
+        build(log, tmp_path / "out", "columns=[user,item,time]")
+
+
+def test_events_that_look_like_triples_of_ids(tmp_path: Path) -> None:
+    (tmp_path / "n.tsv").write_text("1\t7\t100\n")
+    with raises(ConfigError, tmp_path / "n.tsv", "queries.train.tsv", "data sequences FILE columns=[user,item,time]"):
+        build(tmp_path / "n.tsv", tmp_path / "out")
 
 
 def test_an_archive_is_no_log(tmp_path: Path) -> None:

@@ -92,6 +92,15 @@ def test_every_batch_has_its_rare_samples(sizes: list[int], rare: int, others: i
     np.testing.assert_array_equal(rare_order(sizes, is_rare, rare, total, seed).ids(step), order.ids(step))
 
 
+def test_an_epoch_leaves_out_what_fills_no_batch_of_the_others() -> None:
+    is_rare = np.arange(1000) < 100
+    order = rare_order([1000], is_rare, 1, 60)
+    seen = np.unique(np.concatenate([order.ids(step) for step in range(order.steps_per_epoch)]))
+    others = (~is_rare).sum()
+    assert order.samples_per_epoch == others
+    assert order.left_out == pytest.approx(1 - (~is_rare[seen]).sum() / others) == pytest.approx(15 / 900)
+
+
 def test_too_few_of_a_kind() -> None:
     is_rare = np.arange(40) < 5
     with raises(ConfigError, "data.rare=bee", "5 samples"):

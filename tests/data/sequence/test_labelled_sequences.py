@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 from torch import nn
@@ -34,6 +36,13 @@ def test_users_have_the_class_of_their_column(tmp_path: Path) -> None:
     found = labelled_sequences([str(log)], options(ItemKind.ids), None, "taste", ["a", "b", "c"])
     assert found.labels == ["sweet", "sour"] and len(set(found.keys.tolist())) == 2
     assert found.items.block(0, 2).tolist() == [[2, 0], [1, -1]]  # sorted by time; the unknown item is left out
+
+
+def test_users_that_parquet_has_as_floats_have_their_class(tmp_path: Path) -> None:
+    columns = {"user": [1.0, 1.0, 2.0], "item": ["a", "b", "a"], "time": [1, 2, 3], "taste": ["sweet", "sweet", "sour"]}
+    pq.write_table(pa.table(columns), tmp_path / "log.parquet")
+    found = labelled_sequences([str(tmp_path / "log.parquet")], options(ItemKind.ids), None, "taste", ["a", "b"])
+    assert found.labels == ["sweet", "sour"]
 
 
 @pytest.mark.parametrize(

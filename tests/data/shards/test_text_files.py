@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from pathlib import Path
 
@@ -66,3 +67,11 @@ def test_another_encoding_is_named(tmp_path: Path, name: str, suffix: str) -> No
     for read in (open_text, open_table, *([lambda p: open_rows([p])] if suffix != "csv" else [])):
         with raises(DataError, f"iconv -f {encoding} -t utf-8 {path} > utf8_a.{suffix}"):
             read(str(path))
+
+
+def test_of_a_packed_file_the_encoding_alone_is_named(tmp_path: Path) -> None:
+    """The command that converts a file would convert the packed bytes."""
+    (tmp_path / "q.csv.gz").write_bytes(gzip.compress(TEXT.encode("cp1252")))
+    with raises(DataError, tmp_path / "q.csv.gz", "CP1252") as raised:
+        open_text(str(tmp_path / "q.csv.gz"))
+    assert "iconv" not in str(raised.value)

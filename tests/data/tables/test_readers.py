@@ -84,3 +84,8 @@ def test_a_json_file_without_an_array_is_refused(content: str, value: object, tm
     (tmp_path / "a.json").write_text(content)
     with raises(DataError, tmp_path / "a.json", value):
         tables_of(str(tmp_path / "a.json"), ["anchor"])
+
+
+def test_a_quoted_cell_keeps_a_separator_of_two_characters(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text('user::item\nu::"std::map"\n')
+    assert rows(tmp_path / "a.csv") == [{"user": "u", "item": "std::map"}]
