@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import re
+import runpy
 from dataclasses import replace
 from pathlib import Path
 from shutil import copytree
 from textwrap import dedent
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 import pytest
@@ -114,9 +115,8 @@ def test_an_export_recommends_as_the_run_and_as_its_readme_computes(
     )
     assert [hit.item for hit in found] == [name for _, name in made([[NAMES[n] for n in (2, 0, 0, 5)]], 12, False)[0]]
     recipe = dedent(library.snippet(tmp_path, given).partition("from 0:\n")[2])
-    variables: dict[str, Any] = {}
-    exec(recipe.replace("history = [0, 1]", "history = [2, 0, 0, 5]"), variables)
-    scores = variables["scores"].numpy()
+    (tmp_path / "recipe.py").write_text(recipe.replace("history = [0, 1]", "history = [2, 0, 0, 5]"))
+    scores = runpy.run_path(str(tmp_path / "recipe.py"))["scores"].numpy()
     np.testing.assert_allclose([scores[NAMES.index(hit.item)] for hit in found], [h.score for h in found], atol=1e-5)
 
 
@@ -199,7 +199,8 @@ def test_the_example_of_the_documents_runs(
     (tmp_path / "runs").mkdir()
     (tmp_path / "runs/next_item").symlink_to(exported)
     monkeypatch.chdir(tmp_path)
-    exec(example.replace("Gen.1.", "item "), {})
+    (tmp_path / "example.py").write_text(example.replace("Gen.1.", "item "))
+    runpy.run_path(str(tmp_path / "example.py"))
     (best,) = dyad.load(exported).recommend(["item 1", "item 2"], k=1)
     assert capsys.readouterr().out == f"{best.item}\n"
 

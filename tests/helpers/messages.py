@@ -35,7 +35,8 @@ MET = "DYAD_MESSAGES_MET"  # a file: messages that the table lacks are added to 
 VARIES = re.compile(
     r"""(?<![\w.])/[^\s'"`,;:)\]]+ | (?<=process\ )\d+ | (?<=Errno\ )\d+ |
     (?<![\w.])\d+(?:\.\d+|\d{3})[\d.]*(?!\w) | \b[0-9a-f]{12,}\b |
-    (?<=Choices:\ )[^.]+ | (?<=must\ be\ one\ of\ )[^.]+ | (?<=Known\ are\ ).+?(?=;\ others\ by)""",
+    (?<=Choices:\ )[^.]+ | (?<=must\ be\ one\ of\ )[^.]+ | (?<=take\ one\ of\ )[^.]+ |
+    (?<=Known\ are\ ).+?(?=;\ others\ by)""",
     re.VERBOSE,
 )
 

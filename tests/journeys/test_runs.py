@@ -275,7 +275,7 @@ def test_eval_gives_the_numbers_of_the_last_evaluation(commands, tiny, tmp_path:
     again = commands.run("eval", f"checkpoint={run}", f"out={tmp_path / 'again'}", "examples=0")
     assert again.code == 0, again.out
     assert results(tmp_path / "again") == written
-    refused(commands.run("eval", f"checkpoint={tmp_path / 'runs' / 'tinny'}"), 2, "'tiny'")
+    refused(commands.run("eval", f"checkpoint={tmp_path / 'runs' / 'tinny'}"), 2, f"'{tmp_path}/runs/tiny'")
     refused(commands.run("eval", f"checkpont={run}"), 2, "'checkpoint'")
     (run / "eval").rename(tmp_path / "away")
     (run / "eval").write_text("")
