@@ -13,8 +13,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dyad import inputs
+from dyad.data.base.arrays import evenly_spaced
 from dyad.data.base.errors import ConfigError, DataError, first_line
 from dyad.eval.search import index as search
+from dyad.eval.search.index import SAMPLED
 from dyad.eval.search.index_spec import Spec
 from dyad.eval.search.saved_index import check_embeddings, load_index, save_index
 
@@ -81,6 +83,8 @@ class Index:
     def where(self, keep: Callable[[Any], bool]) -> Index:
         """Return an index of the items for which `keep` is true. Raises ConfigError if there is none."""
         rows = [row for row, item in enumerate(self.items) if keep(item)]
+        if not rows:
+            raise ConfigError("where: keep is true for no item of the index")
         return replace(self, items=[self.items[row] for row in rows], embeddings=self.embeddings[rows])
 
     def search(self, queries: np.ndarray, k: int = 5) -> list[list[Hit]]:
@@ -98,10 +102,11 @@ class Index:
     def recall(self, queries: np.ndarray, k: int = 10) -> float:
         """Return the share of the k exactly best items that `search` finds: 1 if spec is "Flat".
 
-        It is the mean over at most 200 of the queries, evenly spread. queries: embeddings (n, D), such as those of
-        typical texts or images. Raises ConfigError as `search`.
+        It is the mean over at most SAMPLED (200) of the queries, evenly spread; no others are searched. queries:
+        embeddings (n, D), such as those of typical texts or images. Raises ConfigError as `search`.
         """
         vectors, k = self._vectors(queries), inputs.count_of(k)
+        vectors = vectors[evenly_spaced(len(vectors), SAMPLED)]
         return self.faiss.recall_against_exact(self.faiss.search(vectors, k), vectors)
 
     @cached_property

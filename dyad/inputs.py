@@ -127,7 +127,7 @@ def queries_of(given: Any) -> tuple[list[Any], bool]:
     Raises ConfigError for an empty list, for a list with texts and images, for embeddings, and for what `listed`
     refuses.
     """
-    if getattr(given, "ndim", 0) in (1, 2) and "float" in str(given.dtype):
+    if getattr(given, "ndim", 0) in (1, 2) and "float" in str(getattr(given, "dtype", "")):
         raise ConfigError("queries must be texts or images. With embeddings, search by index.search(EMBEDDINGS, k)")
     queries = [given] if is_single(given) else listed(given, "queries")
     texts = [isinstance(query, str) for query in queries]
@@ -163,8 +163,8 @@ def frames_of(given: Any, width: int | None, length: int) -> list[np.ndarray]:
     """Return the last `length` frames of each sequence as float32 (T, width); a single sequence becomes a list of one.
 
     A sequence is an array (T, features) of floats, or the path of such a .npy file. Raises ConfigError for any other
-    value and for an empty list; DataError for a file that cannot be read, for another width, and for a value that is
-    not finite.
+    value and for an empty list; DataError for a file that cannot be read, for another width, and for a value in these
+    frames that float32 does not hold as a finite number.
     """
     single = isinstance(given, str | PathLike) or (isinstance(given, np.ndarray) and given.ndim == 2)
     sequences = []
@@ -174,9 +174,11 @@ def frames_of(given: Any, width: int | None, length: int) -> list[np.ndarray]:
             each = frames.read(np.arange(len(frames))[-length:])
         elif not isinstance(each, np.ndarray) or each.ndim != 2 or each.dtype.kind != "f" or not each.size:
             raise ConfigError(f"sequences: item {i} must be a path, or an array of floats (steps, features)")
-        if each.shape[1] != width or not np.isfinite(each).all():
+        with np.errstate(over="ignore"):
+            last = each[-length:].astype(np.float32)
+        if each.shape[1] != width or not np.isfinite(last).all():
             raise DataError(f"sequences: item {i} must have frames of {width} finite features, as in training")
-        sequences.append(each[-length:].astype(np.float32))
+        sequences.append(last)
     return sequences
 
 

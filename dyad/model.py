@@ -263,11 +263,14 @@ class Model:
     def encode_sequence(self, sequences: Any) -> np.ndarray:
         """Return the contexts c at the last frames of n sequences, float32 (n, D), by a model of frames.
 
-        They are those of context_probe in the evaluation. sequences: an array (T, features) of floats, the path of such
-        a .npy file, or a list of them; the last data.sequence.length frames count. For the context at an earlier frame,
-        give the frames up to it. Raises ConfigError for other values and for a model that is not of frames, DataError
-        for a file that cannot be read, for another number of features, and for a value that is not finite.
+        They are not normalised, as those of context_probe in the evaluation. sequences: an array (T, features) of
+        floats, the path of such a .npy file, or a list of them; the last data.sequence.length frames count. For the
+        context at an earlier frame, give the frames up to it. Raises ConfigError for other values and for a model that
+        is not of frames, DataError for a file that cannot be read, for another number of features, and for a value that
+        is not finite.
         """
+        if not isinstance(self.loaded.model, SequenceModel):
+            raise inputs.unsupported_input_error(self.loaded.model, self.classes)
         if self.config.data.items is not ItemKind.frames:
             raise ConfigError(f"this model is not of frames (data.items=frames): {inputs.USES[SequenceModel][1]}")
         frames = inputs.frames_of(sequences, self.config.run.inputs, self.config.data.sequence.length)
@@ -319,7 +322,10 @@ class Model:
 
     @property
     def items(self) -> Sequence[str]:
-        """The ids of the items of a model of sequences, in the order of `encode_item`. Raises as `recommend`."""
+        """The ids of the items of a model of sequences, in the order of `encode_item`.
+
+        The first access embeds all items, as the first call of `recommend`, whose errors are raised.
+        """
         return self._recommender.items.names
 
     @property

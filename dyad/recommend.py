@@ -102,7 +102,7 @@ class Recommender:
 
 
 def contexts_of_frames(encoder: Encoder, frames: Sequence[np.ndarray]) -> np.ndarray:
-    """Return the contexts at the last frames of n sequences, float32 (n, D), normalised if `encoder.cosine`.
+    """Return the contexts at the last frames of n sequences, float32 (n, D), not normalised.
 
     frames: n float32 arrays (T, F) of T ≥ 1 frames with F features.
     """
@@ -112,7 +112,7 @@ def contexts_of_frames(encoder: Encoder, frames: Sequence[np.ndarray]) -> np.nda
     of = HistoryEncoder(tower, of_frames.to(encoder.world.device), ahead=False)
     ends = np.cumsum([len(each) for each in frames])
     rows = padded([np.arange(end - len(each), end) for end, each in zip(ends, frames, strict=True)])
-    return replace(whole, towers={"x": of}, cosine=encoder.cosine)("x", _Rows(rows))
+    return replace(whole, towers={"x": of})("x", _Rows(rows))
 
 
 @dataclass(frozen=True)

@@ -43,6 +43,7 @@ from dyad.run.class_names import class_inputs, open_labelled
 from dyad.train.config import Task, TrainConfig
 from dyad.train.losses import OBJECTIVES
 from dyad.train.losses.gathered.importance import ItemTable
+from dyad.train.run_folder.folder import resumed_run
 from dyad.train.towers.models import TwoTowerModel
 
 if TYPE_CHECKING:
@@ -249,11 +250,13 @@ def _sequence(config: TrainConfig, model: Any) -> TrainingData:
 
 
 def check_horizons(config: TrainConfig, windows: Windows) -> None:
-    """Raise ConfigError if objective=cpc predicts further ahead than the longest window (training sample) has steps."""
-    horizons, longest = getattr(config.objective, "horizons", 0), int(windows.sizes.max(initial=0))
-    if 0 < longest <= horizons:
+    """Raise ConfigError if a new run of objective=cpc has matrices for more steps ahead than the longest window
+    (training sample) has. With shared_w it has one matrix for all."""
+    horizons = 0 if getattr(config.objective, "shared_w", True) else config.objective.horizons
+    longest = int(windows.sizes.max(initial=0))
+    if 0 < longest <= horizons and resumed_run(config) is None:
         raise ConfigError(
-            f"objective.horizons={horizons}: the longest sample has {longest} steps, so the W of {longest} and "
+            f"objective.horizons={horizons}: the longest sample has {longest} steps, so the matrices of {longest} and "
             f"more steps ahead would never be trained. Set it to {longest - 1} or less; a sample has at most "
             f"data.sequence.length={config.data.sequence.length} steps"
         )

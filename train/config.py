@@ -334,7 +334,7 @@ class TrainConfig:
     @property
     def unit(self) -> str:
         """The word for what `global_batch_size` counts."""
-        return "sequences" if self.task is Task.sequence else "pairs"
+        return unit_of(self.task)
 
     @property
     def images_of_sample(self) -> int:
@@ -350,3 +350,8 @@ class TrainConfig:
         prompted = self.task is Task.labelled and self.model.classes is Classes.prompted and self.data.rare is None
         texts = self.data.items is ItemKind.texts if self.task not in ITEMS else not self.has_images
         return self.task is Task.image_text or prompted or texts
+
+
+def unit_of(task: str | None) -> str:
+    """Return the word for what `global_batch_size` counts in a task; None stands for an unknown one."""
+    return "sequences" if task == Task.sequence else "pairs"

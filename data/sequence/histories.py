@@ -80,7 +80,7 @@ def padded(histories: Sequence[Int64s]) -> Tensor:
 class NextItems(Histories):
     """n events to predict, each from the history before it. event_n (n,) int64: index of each event to predict among
     the E events of the log. train_e (E,) bool: whether each event of the log is training data. without_history: the
-    number of events that are not predicted, as they have no history."""
+    number of events that are not predicted, as their user has no earlier event with one of the N items."""
 
     train_e: np.ndarray
     without_history: int

@@ -130,7 +130,8 @@ def _sequences(config: TrainConfig) -> Iterator[Finding]:
     sequences = Sequences(log, items, config.data.sequence.length, ahead)
     (found,) = sequences.notes()
     if len(sequences.windows) < config.global_batch_size:
-        raise DataError(f"{log.files[0].name}: {found}, fewer than global_batch_size={config.global_batch_size}")
+        needed = f"global_batch_size={config.global_batch_size}"
+        raise DataError(f"{log.files[0].name}: fewer samples than {needed}: {found}")
     check_horizons(config, sequences.windows)
     yield ok("data", f"{', '.join(file.name for file in log.files[:3])}: {found}")
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from dyad.data.base.errors import ConfigError, DataError, nearest
+from dyad.data.base.errors import ConfigError, UserError, nearest
 from dyad.data.base.files import leads_inside
 from dyad.data.base.plugins import plugins_needed
 from dyad.data.base.progress import print_on_rank_0
@@ -62,17 +62,10 @@ def find_run(path: str) -> tuple[Path, Path]:
 
 
 def load_found(path: str) -> LoadedRun:
-    """Load the model of a run folder, a checkpoint folder or RUN@best; see `find_run` and `load_run`, also for errors.
+    """Load the model of a run in this process alone, as `load_on_all` does, with its errors."""
+    from dyad.train.distributed.world import World
 
-    A run that still trains may delete the checkpoint that is being read. The newest one is then taken again, once.
-    """
-    there = {*steps(run_folder_of(path))}
-    try:
-        return load_run(*find_run(path))
-    except DataError:
-        if there <= {*steps(run_folder_of(path))}:
-            raise
-    return load_run(*find_run(path))
+    return load_on_all(path, World())
 
 
 def run_folder_of(path: str) -> Path:
@@ -142,16 +135,26 @@ def load_on_all(path: str, world: "World") -> LoadedRun:
     """Load the model of a run on every rank. Every rank must call it.
 
     path: in a form that `find_run` takes. Rank 0 chooses the checkpoint, and one rank of each machine verifies the
-    SHA-256 digests of the files that are read. Raises the errors of `find_run` and `load_run` on all ranks.
+    SHA-256 digests of the files that are read. A run that still trains may delete the checkpoint that is being read.
+    The newest one is then taken again, once. Raises the errors of `find_run` and `load_run` on all ranks.
     """
     from dyad.train.distributed.agreement import from_rank_0, raise_on_all
     from dyad.train.run_folder.checkpoint import OF_WEIGHTS, Checkpoint
     from dyad.train.run_folder.checkpoint_state import STATE
     from dyad.train.run_folder.digests import once_a_machine
 
-    run, checkpoint = from_rank_0(world, lambda: find_run(path))
-    once_a_machine(world, lambda: Checkpoint(checkpoint).verify(*OF_WEIGHTS, STATE))
-    return raise_on_all(world, lambda: load_run(run, checkpoint))
+    def loaded() -> LoadedRun:
+        run, checkpoint = from_rank_0(world, lambda: find_run(path))
+        once_a_machine(world, lambda: Checkpoint(checkpoint).verify(*OF_WEIGHTS, STATE))
+        return raise_on_all(world, lambda: load_run(run, checkpoint))
+
+    there = from_rank_0(world, lambda: {*steps(run_folder_of(path))})
+    try:
+        return loaded()
+    except UserError:
+        if from_rank_0(world, lambda: there <= {*steps(run_folder_of(path))}):
+            raise
+    return loaded()
 
 
 def read_config(run: Path, copies: bool = True) -> TrainConfig:

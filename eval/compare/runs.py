@@ -12,6 +12,7 @@ from dyad.data.base.errors import ConfigError, printable
 from dyad.eval.report.run_folder import RunFolder, read_run
 from dyad.eval.results.kinds import KINDS, headline, indexes, label
 from dyad.eval.results.summary import Result, protocol, score
+from dyad.eval.search.index_spec import EXACT
 from dyad.train.run_folder.folder import NOT_MATHS
 from dyad.train.run_folder.older_runs import ADDED
 from dyad.train.tracking.panel_types import Score
@@ -120,8 +121,8 @@ def headlines(runs: Runs) -> Metrics:
 def evaluated_differently(runs: Runs, dataset: str) -> Keys:
     """Return in what the evaluations under the name `dataset` differ: fact → name of a run → its value as text.
 
-    Facts are the source, the sizes, the files of histories, the search index and `protocol`. A size, history or index
-    that a result lacks, as of an older version, is no difference.
+    Facts are the source, the sizes, the files of histories, the search index and `protocol`. A fact that a result
+    lacks, as of an older version, is no difference; a result without an index was searched exactly.
     """
     results = {name: r for name, run in runs.items() for r in run.results if r["dataset"] == dataset}
     return _differing({name: _facts(result) for name, result in results.items()})
@@ -130,7 +131,7 @@ def evaluated_differently(runs: Runs, dataset: str) -> Keys:
 def _facts(result: Result) -> dict[str, str]:
     """Return what must be equal where scores are compared: name of the fact → its value as text."""
     sizes = {m: score(result, m).value for m in result["metrics"] if m.startswith("num_")}
-    lists = {"history": result.get("history"), "index": indexes(result)}
+    lists = {"history": result.get("history"), "index": indexes(result) or [EXACT]}
     return {
         "source": str(result.get("source")),
         **{name.removeprefix("num_"): f"{size:,.0f}" for name, size in sizes.items() if size is not None},

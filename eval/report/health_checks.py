@@ -31,7 +31,9 @@ class Check:
     fails_above: float = inf
 
 
-RIGHT_PAIRS = "Are pairs right, and do keys as data.captions, data.columns, data.sequence.time name the right fields?"
+RIGHT_PAIRS = (
+    "Are pairs right, and do keys such as data.captions, data.columns, data.sequence.time name the right fields?"
+)
 
 # Condition of a problem, "<number> > <limit>" or "<number> < <limit>" → the texts of the check
 CHECKS = {

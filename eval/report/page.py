@@ -20,7 +20,8 @@ from dyad.eval.report.plots import LINES, confusion_matrix, line_chart, score_hi
 from dyad.eval.report.run_folder import RunFolder
 from dyad.eval.results.kinds import Number, groups, headline, label, meanings, protocol_text
 from dyad.eval.results.summary import SYSTEMS, Result, classes, confusions, finite, number, part, score, signed
-from dyad.train.config import TrainConfig
+from dyad.train.config import TrainConfig, unit_of
+from dyad.train.eval_config import Truth
 from dyad.train.losses import OBJECTIVES
 from dyad.train.run_folder.folder import SINCE_BEST, all_keys, by_section
 
@@ -30,7 +31,6 @@ CHARTS = 24  # the most charts of evaluations, and of other metrics
 FAILURES = 5  # how many of the last hardware failures are described
 NOTICE, CONFIG = 12_000, 40_000  # the most characters of a licence notice, and of the configuration
 WORST, CONFUSED = 10, 8  # how many classes, and pairs of confused classes, are listed
-TRUTHS = {"keys": "right is what has equal content", "pairs": "right is the own pair"}
 # Metric of the device → (the entry of "What was trained" that shows it, the format of its text)
 DEVICE = {
     "peak_gpu_gib": ("memory", "{:.3g} GiB of one GPU, the peak of the last logged steps"),
@@ -106,7 +106,7 @@ def render(run: RunFolder) -> str:
         path=shlex.quote(public_path(str(run.path))),
         run=run,
         seconds=_trained_seconds(run),
-        unit=_unit(run.options),
+        unit=unit_of(run.options.get("task")),
         facts=_facts(run),
         glance=glance,
         more=max(0, len(results) - FIRST),
@@ -157,7 +157,7 @@ def _data_sets(run: RunFolder, results: Sequence[Result], above: list[Markup]) -
             "against": ", ".join(f"{name} {number(found.value)}" for name, found in baselines.items()),
             "source": result.get("source"),
             "sizes": ", ".join(filter(None, (_sizes(result), protocol_text(result)))),
-            "searched": protocol_text(result),
+            "protocol": protocol_text(result),
             "groups": shown,
             "meanings": meanings(shown),
             "worst": classes(result)[:WORST],
@@ -213,17 +213,12 @@ def _notices(run: RunFolder) -> list[Notice]:
 # ---- what was trained ------------------------------------------------------------------------------------------------
 
 
-def _unit(options: Mapping[str, Any]) -> str:
-    """Return the word for what global_batch_size counts."""
-    return "sequences" if options.get("task") == "sequence" else "pairs"
-
-
 def _facts(run: RunFolder) -> dict[str, str]:
     """Return the entries of the list "What was trained" in the HTML report, such as "seed" → "0".
 
     Entries with an empty text are left out.
     """
-    options, history, unit = run.options, run.history, _unit(run.options)
+    options, history, unit = run.options, run.history, unit_of(run.options.get("task"))
     changed = by_section({key: value for key, value in _unusual(options).items() if not key.startswith("model.")})
     seconds, size = _trained_seconds(run), finite(options.get("global_batch_size")) or 0
     timed_steps = max(history.get("train/batch_time", {}), default=0)
@@ -358,9 +353,10 @@ def _unusual(options: Mapping[str, Any]) -> dict[str, Any]:
 def _sizes(result: Result) -> str:
     """Return a line on a result: sizes of the data set (metrics num_…), what counts as right, the step of the weights.
 
-    Parts that are not known are left out.
+    Parts that are not known are left out, and truth=pairs, which `protocol_text` has.
     """
     counts = {name.removeprefix("num_"): v for name, v in result["metrics"].items() if name.startswith("num_")}
     sizes = [f"{value:,.0f} {kind.replace('_', ' ')}" for kind, v in counts.items() if (value := finite(v)) is not None]
     step = f"weights of step {result['step']:,}" if isinstance(result.get("step"), int) else ""
-    return ", ".join(filter(None, (*sizes, TRUTHS.get(result.get("truth") or "", ""), step)))
+    right = "right is what has equal content" if result.get("truth") == Truth.keys else ""
+    return ", ".join(filter(None, (*sizes, right, step)))

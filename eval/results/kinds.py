@@ -102,7 +102,7 @@ def protocol_text(result: Result) -> str:
     the text says so.
     """
     metrics = result["metrics"]
-    found = [f"{key}={value}" for key, value in protocol(result).items() if value != str(PROTOCOL[key])]
+    found = [f"{key}={value}" for key, value in protocol(result).items() if value != PROTOCOL[key]]
     found += [f"approximate: index {index}" for index in indexes(result) if index != EXACT]
     found += [f"{label(m)} {number(value)}" for m, value in metrics.items() if "recall_against_exact" in m]
     found += [f"exact: too small for index {index}" for index in indexes(result, "instead_of")]

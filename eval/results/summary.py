@@ -14,8 +14,10 @@ from dyad.train.eval_config import EvalConfig
 from dyad.train.tracking.panel_types import Score
 
 Result = Mapping[str, Any]
-# Keys of eval.* that decide scores → their defaults
-PROTOCOL = {k: getattr(EvalConfig(), k) for k in ("seen", "truth", "answers", "probe_features", "probe_k", "width")}
+# Keys of eval.* that decide scores → their defaults, as text
+PROTOCOL = {
+    k: str(getattr(EvalConfig(), k)) for k in ("seen", "truth", "answers", "probe_features", "probe_k", "width")
+}
 LARGEST_NUMBER = 1e100  # float32 ends at 3e38, and products of two such numbers are still finite
 LARGEST_IMAGE = 48_000  # bytes; thumbnails of 96 pixels have a tenth
 SYSTEMS = {"model": "this run", "bm25": "BM25", "untrained": "before training", "fusion": "fused with BM25"}
@@ -57,10 +59,12 @@ def lead(baseline: Result, metric: str) -> Score:
 
 
 def protocol(result: Result) -> dict[str, str]:
-    """Return key of PROTOCOL → its value in a result, as text; a key that the result lacks has its default."""
-    probe = part(result, "probe")
-    found = {"probe_features": probe.get("features"), "probe_k": probe.get("k"), **result}
-    return {key: str(usual if found.get(key) is None else found[key]) for key, usual in PROTOCOL.items()}
+    """Return key of PROTOCOL → its value in a result, as text; keys that the result lacks are left out.
+
+    A null stands for the default.
+    """
+    found = {**{f"probe_{key}": value for key, value in part(result, "probe").items()}, **result}
+    return {k: usual if found[k] is None else str(found[k]) for k, usual in PROTOCOL.items() if k in found}
 
 
 def confusions(result: Result) -> list[tuple[str, str, int]]:

@@ -25,9 +25,8 @@ OTHER_TOOLS = (".beir", ".dpr")  # endings of the stems of JSON files for other 
 def model_facts(config: TrainConfig, source: str, step: int | None) -> dict[str, Any]:
     """Return the fields of a result that describe the model: its name, the source of its weights, the training step.
 
-    With optim.ema, a field "weights" says that they are an average; with eval.width, a field "width" has it. source:
-    the checkpoint or another source of the weights, as text. step: finished optimiser steps; None for a model that was
-    not trained here.
+    "width" is eval.width. With optim.ema, a field "weights" says that they are an average. source: the checkpoint or
+    another source of the weights, as text. step: finished optimiser steps; None for a model that was not trained here.
     """
     model = config.model
     towers = [*[model.image] * config.has_images, *[model.text] * config.has_texts]
@@ -38,8 +37,7 @@ def model_facts(config: TrainConfig, source: str, step: int | None) -> dict[str,
         for name in names
     )
     average = {} if config.optim.ema is None else {"weights": f"their average, optim.ema={config.optim.ema}"}
-    cut = {} if config.eval.width is None else {"width": config.eval.width}
-    return {"model": "+".join(short), "pretrained": source, "step": step, **average, **cut}
+    return {"model": "+".join(short), "pretrained": source, "step": step, **average, "width": config.eval.width}
 
 
 def result(report: "Report", evaluator: "Evaluator", facts: Mapping[str, Any]) -> dict[str, Any]:

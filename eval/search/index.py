@@ -43,6 +43,7 @@ SCRATCH = 2**28  # bytes of GPU memory that FAISS uses beside a shard; by defaul
 BLOCK = 1024  # queries of a block
 SAMPLE = 65_536  # corpus rows that an index is trained on, or PER_LIST rows for each of its lists if these are more
 PER_LIST = 64
+SAMPLED = 200  # queries by which an approximate index is compared with an exact search
 TOO_FEW = "Number of training points"  # beginning of FAISS's message about fewer rows than lists or codes
 NO_PCA = "PCA matrix cannot output"  # part of it about a PCA of fewer rows than numbers, or to more than the width
 SLAB = 2**24  # bytes of a corpus that are converted to float32 at a time
@@ -128,7 +129,7 @@ class Index:
             best.scores[rows], best.positions[rows] = _merged(parts, k)
         return best
 
-    def recall_against_exact(self, hits: Hits, queries_nD: np.ndarray, sample: int = 200) -> float:
+    def recall_against_exact(self, hits: Hits, queries_nD: np.ndarray, sample: int = SAMPLED) -> float:
         """Return the share of the k best corpus rows of an exact search that are in `hits`.
 
         hits: the results of an earlier search with queries_nD, the n query vectors; k is its number of results per

@@ -46,7 +46,7 @@ def test_items_are_added_and_removed() -> None:
     for other in (dyad.Index(["b"], ROWS[:1], "another"), dyad.Index(["b"], ROWS[:1, :8], "digest")):
         with raises(dyad.ConfigError, "make one of them anew"):
             _ = first + other
-    with raises(dyad.ConfigError, "index"):
+    with raises(dyad.ConfigError, "where: keep is true for no item"):
         both.where(lambda name: False)
     with pytest.raises(TypeError):
         _ = first + cast(Any, NAMES)

@@ -268,6 +268,8 @@ def test_mistakes_are_said_in_one_line(run: Path, texts: Path, images: Path, tmp
         (dyad.ConfigError, "prefix=5", lambda: of_texts.encode_question("a", prefix=5)),  # type: ignore[arg-type]
         (dyad.ConfigError, "prefix=5", lambda: of_texts.encode_passage("a", prefix=5)),  # type: ignore[arg-type]
         (dyad.ConfigError, "index.search(EMBEDDINGS", lambda: model.search(model.index(images), np.zeros(32))),
+        (dyad.ConfigError, "", lambda: model.search(model.index(images), type("DataFrame", (), {"ndim": 2})())),  # type: ignore
+        (dyad.ConfigError, "only: encode_image", lambda: model.encode_sequence(np.zeros((3, 2)))),
         (dyad.ConfigError, "", lambda: model.encode_text([])),
         (dyad.ConfigError, "encode_question", lambda: of_texts.encode_text(["a"])),
         (dyad.ConfigError, "encode_image", lambda: model.encode_passage(["a"])),

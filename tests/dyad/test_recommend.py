@@ -219,16 +219,19 @@ def test_contexts_of_frames_are_those_of_the_evaluation(similarity: Similarity, 
     paths = [tmp_path / f"{n}.npy" for n in range(3)]
     read = Frames([str(path) for path in paths])
     histories = Histories(read.as_log(), read.starts[1:], ItemFrames(read), data.sequence.length)
-    want, _ = encode_histories(replace(model.encoder, features=True), histories)
+    want, _ = encode_histories(replace(model.encoder, features=True, cosine=False), histories)  # as Probe.scored
     np.testing.assert_allclose(model.encode_sequence(sequences), want, atol=1e-6)
     np.testing.assert_allclose(model.encode_sequence([paths[0], str(paths[1])]), want[:2], atol=1e-6)
     np.testing.assert_allclose(model.encode_sequence(sequences[2]), want[2:], atol=1e-6)
+    unused = np.concatenate([np.full((1, 3), np.nan), sequences[0][-3:]])  # a sample has 3 frames
+    np.testing.assert_allclose(model.encode_sequence(unused), want[:1], atol=1e-6)
     for bad, error, words in (
         (np.zeros(3), ConfigError, ["item 0"]),
         ([sequences[0], [1.0]], ConfigError, ["item 1"]),
         ([], ConfigError, ["empty"]),
         (np.zeros((2, 4)), DataError, ["item 0", 3, "finite"]),
         (np.full((2, 3), np.nan), DataError, ["item 0", 3, "finite"]),
+        (np.full((2, 3), 1e300), DataError, ["item 0", 3, "finite"]),
         (tmp_path / "none.npy", DataError, ["none.npy"]),
     ):
         with raises(error, *words):
@@ -289,7 +292,7 @@ def test_an_evaluation_warns_of_events_that_are_in_no_history(
     assert f"{val} is in no history" in capsys.readouterr().err
     assert dyad.evaluate(model, suite, val=val)["test"]["num_events"] == 2
     assert "history" not in (said := capsys.readouterr().err)
-    assert f"{val}: 1 of 2 events have no earlier one" in said
+    assert f"{val}: 1 of 2 events have no earlier event with an item that the model knows" in said
     alone = tmp_path / "alone.jsonl"
     alone.write_text(rows[0])
     other = tmp_path / "other.jsonl"

@@ -256,10 +256,10 @@ def resume_mode(config: TrainConfig) -> str:
 
 def origin_run(config: TrainConfig) -> Path | None:
     """Return the run folder whose weights a start takes: that which is resumed, or that of init_from; None: no such."""
-    return _resumed_run(config) or (run_of(Path(config.init_from)) if config.init_from else None)
+    return resumed_run(config) or (run_of(Path(config.init_from)) if config.init_from else None)
 
 
-def _resumed_run(config: TrainConfig) -> Path | None:
+def resumed_run(config: TrainConfig) -> Path | None:
     """Return the run that is resumed: that in the run folder, or that of resume_mode's path; None for a new run."""
     if (mode := resume_mode(config)) in ("auto", "never"):
         return None if resumed_keys(config) is None else run_folder(config)
@@ -268,7 +268,7 @@ def _resumed_run(config: TrainConfig) -> Path | None:
 
 def _begun_keys(config: TrainConfig) -> dict[str, Any]:
     """Return the configuration of the run that is resumed, dotted key → value; {} for a new run."""
-    run = _resumed_run(config)
+    run = resumed_run(config)
     return flat(saved_config(run)) if run else {}
 
 

@@ -28,8 +28,8 @@ def _next_item(entry: SuiteEntry, inputs: Inputs) -> Evaluator:
     """Build the evaluator of an entry next_item:LOG: predict each event of the log from the earlier events of its user.
 
     Earlier events are also those of data.train and of data.sequence.earlier, or of data.val if that is unset. Prints a
-    warning as `events_left_out` does, and how many events have no earlier one or, with eval.seen=drop, have an item
-    that is in the history too. Raises DataError if no event has an earlier one.
+    warning as `events_left_out` does, and how many events have no earlier one with a known item or, with
+    eval.seen=drop, have an item that is in the history too. Raises DataError if no event has an earlier one.
     """
     from dyad.data.sequence.histories import next_items
     from dyad.data.sequence.log import read_log
@@ -58,8 +58,8 @@ def _next_item(entry: SuiteEntry, inputs: Inputs) -> Evaluator:
         raise DataError(f"{error} {NO_HISTORY}") from error
     if left_out := events.without_history:
         print_on_rank_0(
-            f"{entry.spec}: {left_out:,} of {left_out + len(events):,} events have no earlier one of their user, and "
-            "are left out"
+            f"{entry.spec}: {left_out:,} of {left_out + len(events):,} events have no earlier event with an item that "
+            "the model knows, and are left out"
         )
     if options.seen is Seen.drop and (repeats := events.repeated_n.sum()):
         print_on_rank_0(

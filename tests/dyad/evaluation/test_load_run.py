@@ -13,13 +13,15 @@ from helpers.runs import make_run, save_checkpoint
 
 import dyad
 from dyad.data.base.errors import ConfigError
-from dyad.evaluation.load_run import load_found, read_config
+from dyad.evaluation.load_run import load_found, load_on_all, read_config
 from dyad.export.main import main as export
+from dyad.train.distributed.world import World
 from dyad.train.run_folder.checkpoint import Checkpoint
 
 
+@pytest.mark.parametrize("load", [load_found, lambda path: load_on_all(path, World())], ids=["alone", "on all ranks"])
 @pytest.mark.parametrize("read", ["verify", "weights"])
-def test_the_newest_is_taken_again_if_the_run_deletes_it(read: str, tmp_path: Path, monkeypatch) -> None:
+def test_the_newest_is_taken_again_if_the_run_deletes_it(read: str, load: Any, tmp_path: Path, monkeypatch) -> None:
     """While it is chosen, and while it is read."""
     folder = make_run(tmp_path)
     reader = getattr(Checkpoint, read)
@@ -31,7 +33,7 @@ def test_the_newest_is_taken_again_if_the_run_deletes_it(read: str, tmp_path: Pa
         return reader(checkpoint, *names)
 
     monkeypatch.setattr(Checkpoint, read, later)
-    assert load_found(str(folder)).step == 9
+    assert load(str(folder)).step == 9
 
 
 def test_a_file_is_no_run_and_is_not_meant(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from dyad.doctor.configuration import _sequences
 from dyad.run.class_names import resolve_classes
 from dyad.run.components import _objective, describe_batch_norms
 from dyad.train.cli.compose import compose_config
-from dyad.train.config import Task
+from dyad.train.config import ResumeConfig, Task
 from dyad.train.distributed.world import World
 from dyad.train.run_folder.folder import run_folder
 from dyad.train.towers.models import SequenceModel
@@ -80,9 +80,23 @@ def test_horizons_beyond_the_longest_sample_are_refused_by_training_and_the_doct
             lambda config: DATA[Task.sequence][ItemKind.frames](config, None),
             lambda config: [*_sequences(config)],
         ):
-            assert use(fits)
+            assert use(fits) and use(compose_config([*cut, "objective.horizons=60", "objective.shared_w=true"]))
             with raises(ConfigError, f"objective.horizons={longest}", f"{longest - 1} or less", longest, length):
                 use(broken)
+
+
+def test_an_older_run_with_horizons_beyond_the_longest_sample_goes_on(tmp_path: Path) -> None:
+    np.save(tmp_path / "a.npy", np.zeros((3, 2), np.float32))
+    words = ["task=sequence", "data=log", "data.items=frames", f"data.train={tmp_path}", "objective=cpc", "steps=1"]
+    words += ["model=next_item", "global_batch_size=1", f"run.dir={tmp_path}", "run.name=old"]
+    config = compose_config([*words, "objective.horizons=3"])
+    with raises(ConfigError, "matrices of 3"):
+        DATA[Task.sequence][ItemKind.frames](config, None)
+    (tmp_path / "old/checkpoints/step_00000001").mkdir(parents=True)
+    (tmp_path / "old/config.yaml").write_text("seed: 0\n")
+    assert DATA[Task.sequence][ItemKind.frames](config, None)
+    with raises(ConfigError, "matrices of 3"):
+        DATA[Task.sequence][ItemKind.frames](replace(config, resume=ResumeConfig("never")), None)
 
 
 def test_gamma_auto_takes_the_epochs_of_the_run_and_typed_values_stay() -> None:

@@ -131,10 +131,10 @@ def test_scores_of_other_data_are_told_and_not_marked(compared, tmp_path: Path) 
             valued(0.5, **seen[1]),
         ),
         "truth: keys (a3), pairs (b3)": (valued(0.25, truth="keys"), valued(0.5, truth="pairs")),
-        "width: None (a4), 64 (b4)": (valued(0.25), valued(0.5, width=64)),
+        "width: None (a4), 64 (b4)": (valued(0.25, width=None), valued(0.5, width=64)),
         "index: Flat (a5), PQ8 (b5)": (
-            valued(0.25, search={"index": "Flat"}),
-            valued(0.5, search={"index": "PQ8"}),
+            valued(0.25),  # exact search of pictures is not told
+            valued(0.5, search={"image_to_text": {"index": "PQ8"}}),
         ),
         "unknown: 0 (a6), 1 (b6)": (none, some),
     }
@@ -143,6 +143,12 @@ def test_scores_of_other_data_are_told_and_not_marked(compared, tmp_path: Path) 
         assert " ".join(lines).endswith(f"val: no run is marked, as they were evaluated differently: {told}")
         assert not any("0.500*" in line or "0.250*" in line for line in lines)
         assert [line[0] for line in lines if "finished" in line] == ["a", "b"]
+
+
+def test_what_an_older_result_lacks_is_no_difference(compared, tmp_path: Path) -> None:
+    new = valued(0.5, seen="drop", answers="regex", width=64, probe={"features": "embeddings", "k": 5})
+    lines = compared(run(tmp_path / "a", valued(0.25)), run(tmp_path / "b", new))
+    assert "differently" not in " ".join(lines) and any("0.500*" in line for line in lines)
 
 
 def test_runs_that_were_evaluated_differently_are_counted_where_they_are_many(compared, tmp_path: Path) -> None:

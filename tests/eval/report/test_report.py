@@ -138,6 +138,8 @@ def test_an_approximate_index_is_named_beside_its_numbers(tmp_path: Path) -> Non
     text = html.unescape(write_report(write_run(tmp_path / "found", results=[result])).read_text())
     named = "approximate: index HNSW32, recall against exact@4 0.938"
     assert text.count(named) == 2  # the card of the headline, and the data set
+    pairs = write_report(write_run(tmp_path / "pairs", results=[{**retrieval(), "truth": "pairs"}])).read_text()
+    assert pairs.count("truth=pairs") == 2 and "right is" not in pairs
     assert "Recall against exact@K: share of the exact first K that the approximate index found." in text
     exact = write_report(write_run(tmp_path / "exact")).read_text()
     assert "approximate: index" not in exact

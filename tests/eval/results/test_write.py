@@ -1,6 +1,7 @@
 """Result files and tables: what is written, what is read back, and that it fits a terminal."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,9 @@ from dyad.data.base.errors import DataError
 from dyad.data.base.files import remove
 from dyad.eval.results.kinds import groups, meanings
 from dyad.eval.results.panels import scored
-from dyad.eval.results.write import print_tables, result_files, saved_results, write
+from dyad.eval.results.write import model_facts, print_tables, result_files, saved_results, write
+from dyad.train.config import TrainConfig
+from dyad.train.eval_config import EvalConfig
 
 WAYS = ("image_to_text", "text_to_image")
 NAME = "a_name_of_a_data_set_that_is_much_longer_than_all_others"
@@ -127,6 +130,12 @@ def test_next_items_are_shown_up_to_the_last_k(
 ) -> None:
     head = next(line for line in table([next_item(ks)], capsys) if line.lstrip().startswith("next item"))
     assert head.split() == ["next", "item", *columns.split()]
+
+
+def test_a_result_always_has_its_width() -> None:
+    """So that a result without one, of an older version, has an unknown one."""
+    cut = replace(TrainConfig(), eval=EvalConfig(width=64))
+    assert [model_facts(config, "here", None)["width"] for config in (TrainConfig(), cut)] == [None, 64]
 
 
 def test_results_are_read_back_and_files_of_others_are_passed_over(tmp_path: Path, capsys) -> None:
