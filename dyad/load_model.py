@@ -10,7 +10,7 @@ from dyad import inputs
 from dyad.data.base.errors import ConfigError
 from dyad.data.base.progress import print_on_rank_0
 from dyad.eval.encode.encoder import Encoder
-from dyad.evaluation.load_model import find_model
+from dyad.evaluation.find_model import find_model
 from dyad.evaluation.load_run import LoadedRun
 from dyad.model import Model
 from dyad.train.distributed.world import World

@@ -32,7 +32,7 @@ from dyad.data.shards.sources import parse_sources
 from dyad.eval.encode.embeddings import encode_corpus, identity_of
 from dyad.eval.encode.encoder import Encoder
 from dyad.eval.search.index_spec import Spec
-from dyad.evaluation.load_model import settings_of
+from dyad.evaluation.find_model import settings_of
 from dyad.evaluation.load_run import LoadedModel
 from dyad.index import Hit, Index
 from dyad.inputs import OnError, PassageLike

@@ -12,7 +12,7 @@ from dyad.data.base.errors import ConfigError, raise_broken
 from dyad.eval.config import Baseline, EvalCommand
 
 if TYPE_CHECKING:
-    from dyad.evaluation.load_model import FoundModel
+    from dyad.evaluation.find_model import FoundModel
     from dyad.train.config import TrainConfig
     from dyad.train.towers.models import TwoTowerModel
 
@@ -51,7 +51,7 @@ wrong pairs are spread, what is confused, and examples= cases; .pictures/ has sm
 def _notes() -> str:
     """Return the last part of the help text: the forms of model= and of suite entries, task files, and result files."""
     from dyad.eval.tasks.prompts import FORMAT
-    from dyad.evaluation.load_model import FORMS
+    from dyad.evaluation.find_model import FORMS
     from dyad.evaluation.suite import forms_help
 
     return f"{FORMS}\n{forms_help()}{FORMAT}\n{NOTES}"
@@ -66,7 +66,7 @@ def main() -> None:
     if len(given := [*filter(None, (command.run, command.checkpoint, command.model))]) != 1:
         raise ConfigError("give one of run=, such as runs/NAME, checkpoint= and model=. See: python -m eval --help")
 
-    from dyad.evaluation.load_model import find_model, find_trained
+    from dyad.evaluation.find_model import find_model, find_trained
     from dyad.evaluation.suite import check_suite
 
     found = find_model(command.model) if command.model else find_trained(given[0])

@@ -65,7 +65,7 @@ def main() -> None:
 
     from dyad.data.question_passage.prompts import answer_lists, with_prompt_length
     from dyad.eval.encode.encoder import Encoder
-    from dyad.evaluation.load_model import find_model
+    from dyad.evaluation.find_model import find_model
     from dyad.train.distributed.devices import cuda_usable
     from dyad.train.distributed.world import World
     from dyad.train.towers.models import LanguageModel

@@ -161,7 +161,7 @@ def export(library: "Library", source: "ExportSource", out: Path) -> float:
     """
     from numpy import savez
 
-    from dyad.evaluation.load_model import settings_of
+    from dyad.evaluation.find_model import settings_of
     from dyad.export.card import CARD, card, digest, licence_of_earlier_export
     from dyad.export.library import compare_embeddings
     from dyad.train.towers.libraries.calibration import SETTINGS

@@ -30,7 +30,7 @@ from dyad.data.tables.readers import open_table
 from dyad.eval.report.main import write_report
 from dyad.eval.report.run_folder import read_run
 from dyad.eval.tasks.prompts import read_probe, read_task
-from dyad.evaluation.load_model import find_model
+from dyad.evaluation.find_model import find_model
 from dyad.evaluation.load_run import find_run, load_run, read_config
 from dyad.train.cli.compose import compose_config
 from dyad.train.config_rules import check_values

@@ -13,7 +13,7 @@ from dyad.train.config import Task
 
 if TYPE_CHECKING:
     from dyad.eval.encode.encoder import Evaluator
-    from dyad.evaluation.load_model import FoundModel
+    from dyad.evaluation.find_model import FoundModel
 
 
 def _answers(entry: SuiteEntry, inputs: Inputs) -> Evaluator:
@@ -51,7 +51,7 @@ def _check_in_context(entry: SuiteEntry) -> tuple[InContextTask, FoundModel]:
 
     Raises ConfigError if one of the three is missing or invalid, DataError for a table that cannot be read.
     """
-    from dyad.evaluation.load_model import find_model
+    from dyad.evaluation.find_model import find_model
 
     task = read_in_context(entry.path)
     for key in ("questions", "examples"):

@@ -21,7 +21,7 @@ import dyad
 from dyad.data.base.errors import ConfigError
 from dyad.data.config import DataConfig
 from dyad.eval.encode.encoder import Encoder
-from dyad.evaluation.load_model import find_model
+from dyad.evaluation.find_model import find_model
 from dyad.evaluation.load_run import read_config
 from dyad.evaluation.main import build_untrained, main as evaluate
 from dyad.evaluation.suite import _entries, build_evaluators

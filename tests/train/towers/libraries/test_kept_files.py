@@ -22,7 +22,7 @@ from helpers.towers import mpnet_folder
 import dyad
 from dyad.data.base.errors import ConfigError
 from dyad.data.shards.licences import notices
-from dyad.evaluation.load_model import find_model
+from dyad.evaluation.find_model import find_model
 from dyad.evaluation.main import main as evaluate
 from dyad.export.card import _origins
 from dyad.export.library import ExportSource

@@ -26,7 +26,7 @@ from torch import Tensor
 
 import dyad
 from dyad.data.base.errors import ConfigError
-from dyad.evaluation.load_model import find_model
+from dyad.evaluation.find_model import find_model
 from dyad.evaluation.load_run import find_run, load_run, read_config
 from dyad.export.library import ExportSource
 from dyad.export.main import chosen_format, export, library_of

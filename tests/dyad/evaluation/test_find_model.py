@@ -8,7 +8,7 @@ import pytest
 from helpers import tiny_causal
 
 import dyad
-from dyad.evaluation.load_model import find_model, settings_of
+from dyad.evaluation.find_model import find_model, settings_of
 from dyad.train.cli.compose import compose_config
 from dyad.train.config import Task
 from dyad.train.towers.libraries.calibration import SETTINGS, Calibration, exported
