@@ -3,8 +3,8 @@
 # Makes .lowest, an environment (6 GB) with the oldest version of each package that pyproject.toml names, and runs the quick
 # tests of data, train, eval and dyad there. Warnings are ignored: old packages warn of what newer ones have changed. Left
 # out are a test that refuses all warnings, one of imports (torch 2.8 imports sympy), and those that read the files of W&B
-# by a command of wandb 0.31. Then the wheel
-# must leave the torch of .lowest as it is, and runs of the oldest and the newest torch must be the same.
+# by a command of wandb 0.31. Then the wheel must leave the torch of .lowest as it is, and runs of the oldest and the
+# newest torch must be the same.
 #   bash launch/lowest.sh -k towers   any arguments go to pytest, which then runs alone
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
