@@ -17,6 +17,7 @@ from dyad.train.tracking.panel_types import Score
 Numbers = dict[str, Any]  # name → a number, or words about numbers, for the texts of CHECKS
 ENOUGH = 8  # the fewest values of a metric from which a trend is computed
 RECENT = 3  # the number of last values whose median is the present value of a metric
+SHORT = 1.0  # seconds of recorded steps up to which a share of waiting says nothing: a loader starts in such a time
 TREND = 0.02  # relative fall of the loss, or rise of the accuracy in the batch, that counts as learning
 COMPARED = 1024  # pairs of a batch, at most, whose accuracy is recorded
 GUESS = 0.1  # a loss less than this many nats below that of guessing counts as guessing
@@ -74,7 +75,8 @@ class _Training:
         mi_bound, log_k, share_never_visited, staleness: the present value (the median of the last values) of the metric
         with this name. bound_share: mi_bound divided by log_k; above_guess: mi_bound; only if log_k is above 0.
         effective_negatives, batch_accuracy: the smaller present value of sides x and y. waiting_share: the sum of
-        data_time divided by that of batch_time. None stands for a quantity whose metrics the run has not recorded.
+        data_time divided by that of batch_time; None if this is SHORT. None stands for a quantity whose metrics the run
+        has not recorded.
         """
         found: Numbers = {name: self.now(name) for name in ("mi_bound", "log_k", "share_never_visited", "staleness")}
         if found["mi_bound"] is not None and found["log_k"] and found["log_k"] > 0:
@@ -83,7 +85,7 @@ class _Training:
         found["effective_negatives"] = min(self.sides("effective_negatives").values(), default=None)
         found["batch_accuracy"] = min(self.sides("accuracy").values(), default=None)
         total = sum(self.values("batch_time"))
-        found["waiting_share"] = sum(self.values("data_time")) / total if total > 0 else None
+        found["waiting_share"] = sum(self.values("data_time")) / total if total > SHORT else None
         return found
 
     def loss(self) -> Numbers:

@@ -179,6 +179,12 @@ UNFOUND: dict[str, Given] = {
         **FOUND["The temperature is at its clamp"][2],
         "config": config(objective__learnable=False),
     },
+    "Waiting for data": {  # 20 steps in half a second, and the start of the loader
+        "records": [
+            line | {"train/batch_time": 0.025, "train/data_time": 0.02} if "train/loss" in line else line
+            for line in records()
+        ]
+    },
     "Embeddings have collapsed": {**FOUND["Embeddings have collapsed"][2], "config": config(optim__warmup=500)},
     "Duplicates in the batches": {
         **FOUND["Duplicates in the batches"][2],
