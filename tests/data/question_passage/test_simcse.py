@@ -1,5 +1,7 @@
 """SimCSE's rows, as its nli_for_simcse.csv has them."""
 
+from typing import Any
+
 import pytest
 from helpers.messages import raises
 
@@ -12,7 +14,7 @@ ROW = {"sent0": "who built the ark?", "sent1": "Noah built an ark.", "hard_neg":
 
 @pytest.mark.parametrize("negative", [ROW["hard_neg"], "", None])
 def test_a_row_is_a_pair_with_a_hard_negative_if_it_has_one(negative: str | None) -> None:
-    record = record_of({**ROW, "hard_neg": negative}, PassageConfig())
+    record: Any = record_of({**ROW, "hard_neg": negative}, PassageConfig())
     assert record.question.text == ROW["sent0"] and [p.text for p in record.positives] == [ROW["sent1"]]
     assert [p.text for p in record.hard_negatives] == [ROW["hard_neg"]] * bool(negative) and not record.negatives
 
