@@ -37,8 +37,8 @@ def caption_rows(coco: Fields, path: str, split: str | None) -> list[Fields]:
             captions.setdefault(annotation["image_id"], []).append(annotation["caption"])
         named = [(image["file_name"], captions.get(image["id"], [])) for image in coco["images"]]
     else:
-        splits = dict.fromkeys(image["split"] for image in coco["images"] if "split" in image or split is None)
-        if not splits:
+        splits = dict.fromkeys(image.get("split") for image in coco["images"])
+        if split is not None and {*splits} <= {None}:
             raise ConfigError(f"{path}@{split}: its images have no splits. Leave @{split} out")
         if split not in splits:
             lacks = "has several splits" if split is None else f"has no split '{split}'"

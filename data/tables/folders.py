@@ -11,14 +11,14 @@ from unicodedata import normalize
 
 from dyad.data.base.errors import BadRow, ConfigError
 from dyad.data.base.files import leads_inside
-from dyad.data.image_text.image_files import CONVERTED_SUFFIXES
-from dyad.data.shards.scan_tar import IMAGES, MAX_BYTES, unread_images
+from dyad.data.shards.scan_tar import MAX_BYTES, unread_images
 from dyad.data.shards.sources import LISTED_SCHEMES
 from dyad.data.shards.storage import list_remote, scheme_of, shard_name
 from dyad.data.shards.text_files import decoded
 from dyad.data.tables.coco import split_of
 from dyad.data.tables.image_table import (
     CAPTION_FIELDS,
+    IMAGE_SUFFIXES,
     LABEL_FIELDS,
     TEXT_FILES,
     image_column,
@@ -33,7 +33,6 @@ METADATA = tuple(f"metadata{suffix}" for suffix in (".csv", ".jsonl", ".parquet"
 JUDGED = ("queries.jsonl", "qrels", "collection.tsv")  # entries by which a BEIR or MS MARCO folder is recognised
 SPLIT = re.compile(r"(.+?)-\d{5}-of-\d{5}(-\w+)?\.\w+")  # shards of one split, as `datasets` names them
 SPLITS = ("train", "val", "valid", "validation", "dev", "test")  # names of files and folders that are splits
-FORMATS = (*IMAGES, *CONVERTED_SUFFIXES)  # suffixes of images
 KEPT = re.compile(r"\.|cache-.*\.arrow")  # hidden files, and those that `datasets` writes for map, filter and shuffle
 
 
@@ -142,7 +141,7 @@ def _split(file: str) -> str | None:
 
 
 def _is_image(name: str) -> bool:
-    return _suffix(name) in FORMATS
+    return _suffix(name) in IMAGE_SUFFIXES
 
 
 def _suffix(name: str) -> str:
@@ -193,7 +192,7 @@ def _files(folder: Path) -> list[Path]:
     """Return the sorted images, .txt files and links to folders in a folder and all folders below, without hidden ones.
     A link to a missing image is one of them, so that the image is not left out silently."""
     seen = (path for path in _walk(folder) if not path.name.startswith("."))
-    return sorted(path for path in seen if _suffix(path.name) in (*FORMATS, "txt") or path.is_dir())
+    return sorted(path for path in seen if _suffix(path.name) in (*IMAGE_SUFFIXES, "txt") or path.is_dir())
 
 
 def _rows(folder: Path, columns: Sequence[str]) -> TableRows:

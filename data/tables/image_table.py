@@ -23,6 +23,7 @@ from dyad.data.tables.readers import Fields, Row, Table, coco_files
 
 PATHS = ("filepath", "image_path", "file_name", "image_name")  # columns that always hold paths of images
 IMAGE_FIELDS = ("image", *PATHS, *IMAGES, "img", "picture", "filename", "path")
+IMAGE_SUFFIXES = (*IMAGES, *CONVERTED_SUFFIXES)
 CAPTION_FIELDS = ("caption", "captions", "title", "text", "texts", "txt", "sentences", "comment")
 TEXT_FILES = "txt"  # the column with the text of .txt files, in folders and in tables that webdataset wrote
 LABEL_FIELDS = ("class", "label", "fine_label", "name", *CAPTION_FIELDS)
@@ -93,7 +94,7 @@ def image_column(table: Table, columns: Sequence[str] = ()) -> str | None:
 def _is_image(value: Any, folder: str | None) -> bool:
     if isinstance(value, str):
         with suppress(OSError, ValueError):  # no file has such a name
-            known = os.path.splitext(value)[1].lower().removeprefix(".") in (*IMAGES, *CONVERTED_SUFFIXES)
+            known = os.path.splitext(value)[1].lower().removeprefix(".") in IMAGE_SUFFIXES
             return known or (folder is not None and (Path(folder) / value).is_file())
         return False
     return isinstance(value, bytes) or (isinstance(value, Mapping) and bool({"bytes", "path"} & set(value)))

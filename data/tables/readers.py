@@ -17,7 +17,7 @@ from dyad.data.shards.scan_rows import ID_TRIPLES, header
 from dyad.data.shards.scan_tar import MAX_BYTES
 from dyad.data.shards.storage import open_buffered, shard_name, suffix_of
 from dyad.data.shards.text_files import CODECS, open_text
-from dyad.data.tables.coco import caption_rows, split_of
+from dyad.data.tables.coco import Fields, caption_rows, split_of
 
 COLUMNAR = (".parquet", ".arrow", ".feather")
 SEPARATORS = ("\t", ",", ";", "|", "::")  # of a line with the names of columns, which may have blanks
@@ -29,7 +29,6 @@ MOST_OF_COCO = 1 << 26  # most commas and opening brackets of a .json file: a mi
 BATCH = 256  # rows of Parquet that are held at a time: each may have an image
 UNFOLDED = 1 << 29  # bytes of rows that are held as Python objects at a time
 
-Fields = dict[str, Any]
 Row = Fields | BadRow  # the fields of a row, or the error of a row that cannot be used
 TableRows = Iterator[tuple[str, Row]]  # (location of the row, for messages; the row)
 

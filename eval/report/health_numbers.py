@@ -75,8 +75,8 @@ class _Training:
         mi_bound, log_k, share_never_visited, staleness: the present value (the median of the last values) of the metric
         with this name. bound_share: mi_bound divided by log_k; above_guess: mi_bound; only if log_k is above 0.
         effective_negatives, batch_accuracy: the smaller present value of sides x and y. waiting_share: the sum of
-        data_time divided by that of batch_time; None if this is SHORT. None stands for a quantity whose metrics the run
-        has not recorded.
+        data_time divided by that of batch_time; None if the latter is not above SHORT. None stands for a quantity whose
+        metrics the run has not recorded.
         """
         found: Numbers = {name: self.now(name) for name in ("mi_bound", "log_k", "share_never_visited", "staleness")}
         if found["mi_bound"] is not None and found["log_k"] and found["log_k"] > 0:
